@@ -135,7 +135,7 @@ class ServingProfile:
     chunked_read_timeout: float = 120.0  # seconds
     enable_auto_tool_choice: bool = False
     tool_call_parser: str | None = None
-    reasoning_parser: str | None = None
+    tool_parser_plugin: str | None = None  # path
     chat_template: str | None = None  # path or inline Jinja
     chat_template_content_format: str = "auto"
     uses_priority: bool = False  # the engine's scheduling_policy is `priority`

@@ -23,8 +23,10 @@ from lmi_vllm.config.options.row import CONFIG
 from lmi_vllm.config.properties import PropertiesFile
 from lmi_vllm.config.setting import FILE_PREFIX, CommandLine, Layers, RawValue, Report
 from lmi_vllm.config.variable_names import (
+    ARGUMENT_PREFIX,
     OPTION_PREFIX,
     SERVING_PREFIX,
+    argument_key,
     is_kubernetes_made,
     option_key,
 )
@@ -145,10 +147,12 @@ def _hub_variables(environ: Mapping[str, str]) -> Iterator[RawValue]:
 
 
 def option_variables(environ: Mapping[str, str]) -> Iterator[RawValue]:
-    """Every `OPTION_*` that is not empty and not Kubernetes'."""
+    """Every `OPTION_*` and `ARGS_*` that is not empty and not Kubernetes'."""
+    keys = {OPTION_PREFIX: option_key, ARGUMENT_PREFIX: argument_key}
     for name, text in environ.items():
-        if name.startswith(OPTION_PREFIX) and not is_kubernetes_made(name, text):
-            yield from _variable(environ, name, OriginKind.VARIABLE, option_key(name))
+        key = keys.get(name[: name.find("_") + 1])
+        if key is not None and not is_kubernetes_made(name, text):
+            yield from _variable(environ, name, OriginKind.VARIABLE, key(name))
 
 
 def option_aliases(environ: Mapping[str, str]) -> Iterator[RawValue]:

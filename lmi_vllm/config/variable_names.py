@@ -12,6 +12,7 @@ from lmi_vllm.config.vllm_schema import load_release
 
 OPTION_PREFIX: Final = "OPTION_"
 SERVING_PREFIX: Final = "SERVING_"
+ARGUMENT_PREFIX: Final = "ARGS_"
 OWN_PREFIX: Final = "LMI_"
 PREFIXES: Final = (OPTION_PREFIX, SERVING_PREFIX, OWN_PREFIX)
 
@@ -35,6 +36,12 @@ def option_key(variable: str) -> str:
     if re.fullmatch(r"[A-Z0-9_]+", suffix):
         suffix = suffix.lower()
     return f"{FILE_PREFIX}{suffix}"
+
+
+def argument_key(variable: str) -> str:
+    """The key, without a prefix, of an `ARGS_*` variable: an argument of LMI's translators."""
+    suffix = variable.removeprefix(ARGUMENT_PREFIX).lower()
+    return next((row.name for row in all_rows().server if row.name.lower() == suffix), suffix)
 
 
 def is_kubernetes_made(variable: str, text: str) -> bool:
@@ -98,6 +105,9 @@ def variable_suggestions(variable: str, known: Iterable[str] = ()) -> str:
     if variable.startswith(OPTION_PREFIX):
         names = [OPTION_PREFIX + _suffix(name) for name in option_names()]
         names += [SERVING_PREFIX + row.name.upper() for row in all_rows().server if row.written]
+    elif variable.startswith(ARGUMENT_PREFIX):
+        rows = (row for row in all_rows().server if row.written == (FILE,))
+        names = [ARGUMENT_PREFIX + row.name.upper() for row in rows]
     elif variable.startswith(SERVING_PREFIX):
         names = [f"{SERVING_PREFIX}{row.name.upper()}" for row in serving_rows()]
     else:

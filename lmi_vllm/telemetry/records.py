@@ -6,6 +6,7 @@ handlers are between the route and the engine.
 """
 
 import asyncio
+import ipaddress
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
@@ -111,8 +112,16 @@ class RequestRecord:
 
     @property
     def source(self) -> str:
-        """The client: the index of its API key, else its address."""
-        return self.remote if self.key is None else f"key {self.key}"
+        """The client: the index of its API key, else its address; of IPv6, its /64."""
+        if self.key is not None:
+            return f"key {self.key}"
+        try:
+            address = ipaddress.IPv6Address(self.remote)
+        except ValueError:
+            return self.remote
+        if address.ipv4_mapped is not None:
+            return str(address.ipv4_mapped)
+        return str(ipaddress.IPv6Network((int(address) >> 64 << 64, 64)))
 
     def use_adapter(self, name: str | None) -> None:
         """Record the adapter that answers; a list of inputs may name several."""

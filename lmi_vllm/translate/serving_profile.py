@@ -34,7 +34,7 @@ def build_serving_profile(
         chunked_read_timeout=settings.server.chunked_read_timeout,
         enable_auto_tool_choice=settings.model.enable_auto_tool_choice,
         tool_call_parser=settings.model.tool_call_parser,
-        reasoning_parser=settings.model.reasoning_parser,
+        tool_parser_plugin=settings.model.tool_parser_plugin,
         chat_template=settings.model.chat_template,
         chat_template_content_format=settings.model.chat_template_content_format,
         uses_priority=arguments.get("scheduling_policy") == "priority",

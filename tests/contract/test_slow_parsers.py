@@ -5,6 +5,7 @@ import re
 import signal
 from argparse import Namespace
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +22,7 @@ from vllm.tokenizers import get_tokenizer
 from lmi_vllm.demo import DEMO_MODEL_DIR
 from lmi_vllm.engine.base import Engine, HttpApplication
 from lmi_vllm.engine.vllm.workarounds.slow_parsers import SECONDS, TOO_SLOW, limit_parsers
-from lmi_vllm.errors import RequestError
+from lmi_vllm.errors import EngineStartError, RequestError
 from lmi_vllm.messages import HttpCall, ServingProfile
 from lmi_vllm.telemetry.records import RequestRecord, enter_record
 from tests.contract.conftest import LoopThread
@@ -82,6 +83,10 @@ class Parser:
         """Read a part of a stream."""
         return self.parse(text)
 
+    def count_reasoning_tokens(self, text: str) -> str:
+        """Read the answer once more."""
+        return self.parse(text)
+
 
 @pytest.mark.parametrize(
     ("name", "text"),
@@ -105,7 +110,7 @@ def test_slow_parser_is_interrupted(
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
-@pytest.mark.parametrize("method", ["parse", "parse_delta"])
+@pytest.mark.parametrize("method", ["parse", "parse_delta", "count_reasoning_tokens"])
 def test_parser_that_catches_every_error_is_interrupted(method: str) -> None:
     """It never ends by itself, and cannot go on with the next part of the text."""
     slow = limited(Parser)()
@@ -151,6 +156,39 @@ def application(run: LoopThread, vllm_engine: Engine) -> HttpApplication:
     arguments = Namespace(**vars(engine.http.app.state.args))
     created: HttpApplication = run(Bridge.create(engine._llm, arguments, profile))
     return created
+
+
+PLUGIN = """
+from vllm.tool_parsers import ToolParserManager
+from vllm.tool_parsers.hermes_tool_parser import Hermes2ProToolParser
+
+@ToolParserManager.register_module("ours_from_a_file")
+class OursFromAFile(Hermes2ProToolParser): ...
+"""
+
+
+def test_parsers_of_a_plugin_are_known(
+    run: LoopThread, vllm_engine: Engine, tmp_path: Path
+) -> None:
+    """Of option.tool_parser_plugin; a file that cannot be imported ends the start."""
+    from lmi_vllm.engine.vllm.bridge import Bridge  # noqa: PLC0415 (imports vLLM)
+
+    engine: Any = vllm_engine
+    plugin = tmp_path / "ours_from_a_file.py"
+    profile = ServingProfile(
+        model_name="demo", enable_auto_tool_choice=True, tool_call_parser="ours_from_a_file",
+        tool_parser_plugin=str(plugin),
+    )  # fmt: skip
+
+    def created() -> Any:
+        arguments = Namespace(**vars(engine.http.app.state.args))
+        return run(Bridge.create(engine._llm, arguments, profile))
+
+    with pytest.raises(EngineStartError, match="ours_from_a_file"):
+        created()
+    plugin.write_text(PLUGIN, encoding="utf-8")
+    kind = created().app.state.openai_serving_chat.parser_cls
+    assert kind.tool_parser_cls.__name__ == "OursFromAFile"
 
 
 @pytest.mark.parametrize("is_stream", [False, True], ids=["whole", "stream"])

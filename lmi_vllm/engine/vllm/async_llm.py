@@ -38,6 +38,7 @@ from lmi_vllm.engine.vllm.outputs import EngineOutputs, lane_for
 from lmi_vllm.engine.vllm.workarounds import CPU_WORKER, is_needed
 from lmi_vllm.engine.vllm.workarounds.grammars import GrammarGuard
 from lmi_vllm.engine.vllm.workarounds.not_finite import REASON, is_marked_not_finite
+from lmi_vllm.engine.vllm.workarounds.reasoning_parsers import check_reasoning
 from lmi_vllm.engine.vllm.workarounds.zero_adapter import load_zero_adapter
 from lmi_vllm.errors import LmiError
 from lmi_vllm.messages import EngineArguments, EngineSlot, ServingProfile
@@ -111,6 +112,9 @@ class GuardedAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
                 "log probabilities of the prompt are not possible on CPU with enable_lora and "
                 "another worker_cls or model runner than the default: vLLM's engine would end"
             )
+        is_bound = sampling_params.structured_outputs is not None
+        if is_bound:
+            check_reasoning(self, prompt, options)
         outputs: AsyncGenerator[Any, None] = super().generate(
             prompt,
             sampling_params,
@@ -118,7 +122,7 @@ class GuardedAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
             lora_request=to_lora_request(adapter),
             **_continued_trace(options),
         )
-        if self.grammars and sampling_params.structured_outputs is not None:
+        if self.grammars and is_bound:
             outputs = _checked(outputs, self.grammars, sampling_params)
         return self._with_slot(outputs, adapter, lora_request)
 

@@ -28,6 +28,7 @@ from fastapi.routing import APIRoute
 from starlette.routing import Match
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
+from vllm.utils.import_utils import import_plugin
 
 from lmi_vllm.engine.base import DirectEvents
 from lmi_vllm.engine.vllm.asgi import Exchange
@@ -40,6 +41,7 @@ from lmi_vllm.engine.vllm.workarounds.slow_parsers import limit_parsers
 from lmi_vllm.errors import (
     EngineDeadError,
     EngineFailureError,
+    EngineStartError,
     LmiError,
     RequestError,
 )
@@ -106,6 +108,9 @@ class Bridge:
         namespace.tool_call_parser = profile.tool_call_parser
         namespace.chat_template = profile.chat_template
         namespace.chat_template_content_format = profile.chat_template_content_format
+        for plugin in (profile.tool_parser_plugin, namespace.reasoning_parser_plugin):
+            if plugin and import_plugin(plugin) is None:  # it registers parsers by their names
+                raise EngineStartError(f"the parsers of {plugin} cannot be imported: see the log")
         tasks = await llm.get_supported_tasks()
         with _same_root_logger(), apply(Scope.APPLICATION):
             app = build_app(namespace, tasks, llm.model_config)

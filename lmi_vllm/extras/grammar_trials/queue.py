@@ -7,7 +7,6 @@ source that has the fewest, and of these to the one that waited longest since it
 
 import asyncio
 import contextlib
-import ipaddress
 from collections import Counter
 from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass, field
@@ -23,17 +22,6 @@ class _Waiting:
     turn: "asyncio.Future[None]"
 
 
-def source_of(client: str) -> str:
-    """Return the source of a client, which is a key's name or an address: of IPv6, its /64."""
-    try:
-        address = ipaddress.IPv6Address(client)
-    except ValueError:
-        return client
-    if address.ipv4_mapped is not None:
-        return str(address.ipv4_mapped)
-    return str(ipaddress.IPv6Network((int(address) >> 64 << 64, 64)))
-
-
 @dataclass(slots=True)
 class FairSemaphore:
     """A semaphore of `MAX_TRIALS` slots that is fair between sources."""
@@ -47,7 +35,6 @@ class FairSemaphore:
     @contextlib.asynccontextmanager
     async def hold(self, source: str) -> AsyncIterator[None]:
         """Wait for a place and have it while the body runs."""
-        source = source_of(source)
         waiter = _Waiting(source, asyncio.get_running_loop().create_future())
         self._waiting.append(waiter)
         if source not in self._since:

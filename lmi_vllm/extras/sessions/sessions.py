@@ -12,10 +12,12 @@ import re
 import shutil
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime
+from math import inf
 from pathlib import Path
 from typing import Any, ClassVar, Final, ParamSpec, TypeVar
 
@@ -34,6 +36,7 @@ from lmi_vllm.errors import (
 from lmi_vllm.messages import Reply
 from lmi_vllm.sources.base import InterruptedTransferError, ObjectStore, UnreachableError
 from lmi_vllm.sources.table import store_of
+from lmi_vllm.telemetry.records import current_record
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +49,7 @@ NEW_SESSION: Final = "NEW_SESSION"
 CLOSE: Final = "CLOSE"
 REQUEST_TYPE: Final = "requestType"
 DEFAULT_ROOT: Final = Path("/dev/shm/djl_sessions")
-# A limit on sessions that are never closed: the directory is in memory (/dev/shm) by default.
+# Sessions that are never closed: the directory is in memory (/dev/shm) by default.
 MAX_SESSIONS: Final = 10_000
 
 STORE_SECONDS: Final = 5.0  # that S3 has to answer
@@ -87,16 +90,15 @@ class SharedSessions:
         self._pool = ThreadPoolExecutor(MAX_CALLS, "sessions-store")
         self._away_until = 0.0
 
-    def put(self, name: str, expires: float) -> None:
-        """Write the session's object; `expires` is in seconds since the epoch."""
-        content = orjson.dumps({"expires": expires})
+    def put(self, name: str, content: bytes) -> None:
+        """Write the session's object."""
         self._call(self._store.write, f"{name}/{FILE}", content)
 
-    def expiry(self, name: str) -> float | None:
-        """Return the session's expiry in seconds since the epoch; None if missing or unreadable."""
+    def find(self, name: str) -> tuple[float, str] | None:
+        """Return the session's expiry and client; None if missing or unreadable."""
         content = self._call(self._store.read, f"{name}/{FILE}")
         try:
-            return None if content is None else float(orjson.loads(content)["expires"])
+            return None if content is None else _read(content)
         except (ValueError, TypeError, KeyError):
             return None
 
@@ -135,12 +137,14 @@ class Sessions:
         is_enabled: bool = True,
         shared: SharedSessions | None = None,
         now: Callable[[], float] = time.time,
+        most: int = MAX_SESSIONS,
     ) -> None:
         self.root = root
         self._expiration_seconds = expiration_seconds
         self._is_enabled = is_enabled
         self._shared = shared
         self._now = now
+        self._most = most
         self._lock = asyncio.Lock()
         # Not asyncio's own, which prompts and adapters share: a store that hangs would fill it.
         self._pool = ThreadPoolExecutor(MAX_CALLS, "sessions")
@@ -183,7 +187,8 @@ class Sessions:
             try:
                 if kind == CLOSE:
                     return await self._in_pool(self._close, name)
-                return await self._in_pool(self._create)
+                record = current_record()
+                return await self._in_pool(self._create, "" if record is None else record.source)
             except OSError as error:
                 text = f"sessions_path {self.root}: {error.strerror or error}"
                 raise EngineFailureError(text) from error
@@ -191,18 +196,32 @@ class Sessions:
     def _in_pool(self, call: Callable[..., T], *arguments: object) -> asyncio.Future[T]:
         return asyncio.get_running_loop().run_in_executor(self._pool, call, *arguments)
 
-    def _create(self) -> Reply:
-        """Create a session, after expired ones are removed."""
+    def _create(self, source: str) -> Reply:
+        """Create a session of a client, after expired ones are removed."""
         self.root.mkdir(parents=True, exist_ok=True)
-        if self._remove_expired() >= MAX_SESSIONS:
-            raise RequestError(f"there are {MAX_SESSIONS} sessions already; close some")
+        self._make_room(source)
         name = str(uuid.uuid4())
         expires = self._now() + self._expiration_seconds
-        self._write(name, expires)
-        self._share(name, expires)
+        content = self._write(name, expires, source)
+        self._share(name, content)
         logger.info("session %s created", name)
         shown = datetime.fromtimestamp(expires, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         return _reply(f"Session {name} created", SESSION_HEADER, f"{name}; Expires={shown}")
+
+    def _make_room(self, source: str) -> None:
+        """Remove expired sessions; where all are taken, the oldest of the client with the most.
+
+        Raises:
+            RequestError: no client has more than this one.
+        """
+        live = self._live()
+        if sum(map(len, live.values())) < self._most:
+            return
+        most = max(live, key=lambda one: len(live[one]))
+        if len(live[most]) <= len(live[source]):
+            raise RequestError(f"there are {self._most} sessions already; close some")
+        with suppress(PayloadError):  # another replica has just closed it
+            self._close(min(live[most])[1])
 
     def _close(self, name: str) -> Reply:
         if self._find(name) is None:
@@ -216,20 +235,22 @@ class Sessions:
         logger.info("session %s closed", name)
         return _reply(f"Session {name} closed", CLOSED_HEADER, name)
 
-    def _write(self, name: str, expires: float) -> None:
-        """Create the session's directory and its file, atomically."""
+    def _write(self, name: str, expires: float, source: str) -> bytes:
+        """Create the session's directory and its file, atomically; return its content."""
+        content = orjson.dumps({"expires": expires, "source": source})
         folder = self.root / name
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         partial = folder / f"{FILE}.partial"
-        partial.write_bytes(orjson.dumps({"expires": expires}))
+        partial.write_bytes(content)
         partial.rename(folder / FILE)
+        return content
 
-    def _share(self, name: str, expires: float) -> None:
+    def _share(self, name: str, content: bytes) -> None:
         """Publish the session to the other replicas; where S3 fails it stays local."""
         if self._shared is None:
             return
         try:
-            self._shared.put(name, expires)
+            self._shared.put(name, content)
         except STORE_ERRORS as error:
             (self.root / name / _UNSHARED).touch()
             logger.error("session %s is known on this server only: %s", name, error)
@@ -240,18 +261,18 @@ class Sessions:
         if self._shared is None or not _ID.fullmatch(name):
             return local
         try:
-            expires = self._shared.expiry(name)
+            found = self._shared.find(name)
         except STORE_ERRORS as error:
             logger.error("session %s cannot be looked up: %s", name, error)
             if local is None:
                 raise NotReadyError("the session cannot be looked up now") from error
             return local
-        if expires is None and local is not None and not (self.root / name / _UNSHARED).exists():
+        if found is None and local is not None and not (self.root / name / _UNSHARED).exists():
             shutil.rmtree(self.root / name, ignore_errors=True)  # closed on another replica
             return None
-        if expires is not None and local is None:
-            self._write(name, expires)
-        return local if expires is None else expires
+        if found is not None and local is None:
+            self._write(name, *found)
+        return local if found is None else found[0]
 
     def remove_closed(self) -> None:
         """Remove the directories of sessions that another replica has closed; blocks."""
@@ -260,28 +281,39 @@ class Sessions:
                 with suppress(NotReadyError):
                     self._find(entry.name)
 
-    def _remove_expired(self) -> int:
-        """Remove expired sessions and return how many are left."""
-        left = 0
+    def _live(self) -> dict[str, list[tuple[float, str]]]:
+        """Remove expired sessions; return expiry and name of the others by their client."""
+        live = defaultdict[str, list[tuple[float, str]]](list)
         for entry in os.scandir(self.root):
-            expires = self._expiry(entry.name)
-            if expires is not None and expires <= self._now():
+            expires, source = self._read(entry.name) or (inf, "")
+            if expires <= self._now():
                 shutil.rmtree(entry.path, ignore_errors=True)
-            else:
-                left += expires is not None
-        return left
+            elif expires < inf:
+                live[source].append((expires, entry.name))
+        return live
 
     def _expiry(self, name: str) -> float | None:
         """Return the local expiry in seconds since the epoch; None where there is none."""
+        found = self._read(name)
+        return None if found is None else found[0]
+
+    def _read(self, name: str) -> tuple[float, str] | None:
+        """Return a local session's expiry and client; None where there is none."""
         if not _ID.fullmatch(name):
             return None
         try:
-            return float(orjson.loads((self.root / name / FILE).read_bytes())["expires"])
+            return _read((self.root / name / FILE).read_bytes())
         except FileNotFoundError:
             return None
         except (OSError, ValueError, TypeError, KeyError) as error:
             logger.warning("session %s cannot be read: %s", name, error)
             return None
+
+
+def _read(content: bytes) -> tuple[float, str]:
+    """Return expiry, in seconds since the epoch, and client of a session's file or object."""
+    session = orjson.loads(content)
+    return float(session["expires"]), str(session.get("source", ""))
 
 
 def is_session_request(payload: Mapping[str, Any]) -> bool:

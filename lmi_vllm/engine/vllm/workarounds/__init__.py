@@ -137,6 +137,7 @@ ELSEWHERE: Final = {
     ),
     "ignored_modules": Elsewhere("configuration.py", "test_modules_that_vllm_ignores_are_refused"),
     "not_finite": Elsewhere("configuration.py", "test_plain_vllm_corrupts_every_later_answer"),
+    "reasoning_parsers": Elsewhere("async_llm.py", "test_hostile_field_harms_no_other_request"),
     "slow_parsers": Elsewhere("bridge.py", "test_slow_parser_is_interrupted"),
     "text_lengths": Elsewhere("engine.py", "test_long_text_is_refused_before_it_is_converted"),
     "zero_adapter": Elsewhere(

@@ -12,6 +12,8 @@ Grows with the square of the text or worse, measured with 400 repetitions: the t
 `gemma4` (1 s or more for 1600), `deepseek_v3`, `deepseek_v31`, `ernie45`, `hunyuan_a13b`, `jamba`,
 `mistral`, `muse_glimmer`, `olmo3`, `poolside_v1`, and the reasoning parsers `gemma4`,
 `hunyuan_a13b`, `mistral`, `muse_glimmer`. In a stream also `llama3_json`, `pythonic` and `xlam`.
+Counting the reasoning tokens of 16000 tokens takes `inkling` 1.7 s, and `gemma4` 1.4 s. Whether
+reasoning has ended is found in linear time by all of them: 0.5 us a token or less.
 
 Upstream: not reported that we know of.
 Releases: 0.31 and later.
@@ -24,7 +26,7 @@ import functools
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Final
@@ -98,12 +100,13 @@ class LimitedParser:
         return self._limited(functools.partial(super().parse, *arguments, **options))  # type: ignore[misc]
 
     def parse_delta(self, *arguments: Any, **options: Any) -> Any:
-        """As vLLM's; short steps do not count.
-
-        Raises:
-            ValueError: vLLM's sign of a bad request: it took too long.
-        """
+        """As vLLM's; short steps do not count. Raises as `parse`."""
         read = functools.partial(super().parse_delta, *arguments, **options)  # type: ignore[misc]
+        return self._limited(read, SHORT_STEP_SECONDS)
+
+    def count_reasoning_tokens(self, token_ids: Sequence[int]) -> Any:
+        """As vLLM's, which may read the whole answer again, in a stream for each of its events."""
+        read = functools.partial(super().count_reasoning_tokens, token_ids)  # type: ignore[misc]
         return self._limited(read, SHORT_STEP_SECONDS)
 
     def _limited(self, read: Callable[[], Any], uncounted: float = 0.0) -> Any:

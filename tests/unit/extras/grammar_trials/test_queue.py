@@ -15,7 +15,6 @@ from lmi_vllm.extras.grammar_trials.queue import (
     MAX_OF_ONE_SOURCE,
     MAX_TRIALS,
     SharedTask,
-    source_of,
 )
 from lmi_vllm.extras.grammar_trials.queue import FairSemaphore as Places
 
@@ -114,21 +113,6 @@ async def test_source_with_a_recent_trial_waits_behind_the_others(trials: Trials
     for name in ("a0", "c0", "honest"):
         await trials.end(name)
     assert trials.began[4:] == ["b1", "a1", "c1"]
-
-
-@pytest.mark.parametrize(
-    ("client", "source"),
-    [
-        ("key 3", "key 3"),
-        ("192.0.2.1", "192.0.2.1"),
-        ("::ffff:192.0.2.1", "192.0.2.1"),
-        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
-        ("", ""),
-    ],
-)
-def test_addresses_of_one_network_are_one_source(client: str, source: str) -> None:
-    """A machine with IPv6 may choose another address for each request."""
-    assert source_of(client) == source
 
 
 async def test_disconnected_waiter_frees_its_place(trials: Trials) -> None:

@@ -2,14 +2,17 @@
 
 import asyncio
 import json
+import os
 import re
 from pathlib import Path
 
 import pytest
 from aiohttp.test_utils import TestClient
 
+from lmi_vllm.errors import RequestError
 from lmi_vllm.extras.sessions.sessions import Sessions
 from lmi_vllm.extras.sessions.start import SessionStep
+from lmi_vllm.telemetry.records import RequestRecord, enter_record
 from lmi_vllm.web.request import SERVICE
 from tests.conftest import ServeScripted
 from tests.golden.dialogues import Dialogue, load_dialogues
@@ -182,6 +185,28 @@ async def test_sessions_are_created_side_by_side(client: TestClient, tmp_path: P
     """Every one of them is its own."""
     names = await asyncio.gather(*(create(client) for _ in range(20)))
     assert len({*names}) == len([*(tmp_path / "sessions").iterdir()]) == 20
+
+
+async def created_by(sessions: Sessions, client: str) -> str:
+    """Return the id of a client's new session."""
+    enter_record(RequestRecord("", "", "", "", client, ""))
+    reply = await sessions.answer({"requestType": "NEW_SESSION"}, {})
+    return reply.headers[HEADER].partition(";")[0]
+
+
+async def test_client_with_the_most_sessions_makes_room(tmp_path: Path, clock: Clock) -> None:
+    """It loses its oldest to another client, also after a restart, and gets no further one."""
+    sessions = Sessions(tmp_path, 1200, now=clock, most=4)
+    own = await created_by(sessions, "10.0.0.9")
+    many = []
+    for number in range(3):
+        clock.seconds += 1
+        many.append(await created_by(sessions, f"2001:db8::{number}"))
+    sessions = Sessions(tmp_path, 1200, now=clock, most=4)
+    with pytest.raises(RequestError, match="4 sessions already"):
+        await created_by(sessions, "2001:db8::ffff")
+    new = await created_by(sessions, "10.0.0.7")
+    assert set(os.listdir(tmp_path)) == {own, new, *many[1:]}
 
 
 async def test_session_directory_that_cannot_be_written_is_named(

@@ -70,7 +70,8 @@ async def test_session_of_one_replica_is_accepted_by_another(
     session = await create(a)
     await b.check(session)
     files = [tmp_path / name / session[SESSION_PROPERTY] / ".session.json" for name in "ab"]
-    assert [json.loads(file.read_text()) for file in files] == [{"expires": 1060.0}] * 2
+    content = {"expires": 1060.0, "source": ""}
+    assert [json.loads(file.read_text()) for file in files] == [content] * 2
 
 
 async def test_expiry_counts_once(
@@ -177,7 +178,9 @@ async def test_clocks_that_differ_close_no_session(tmp_path: Path, empty_store: 
     for one in (a, b, a):
         await one.check(session)
     files = [tmp_path / name / session[SESSION_PROPERTY] / ".session.json" for name in "ab"]
-    assert [json.loads(file.read_text()) for file in files] == [{"expires": 1060.0}] * 2
+    assert [json.loads(file.read_text()) for file in files] == [
+        {"expires": 1060.0, "source": ""}
+    ] * 2
 
 
 async def test_unknown_and_malformed_ids_are_refused(

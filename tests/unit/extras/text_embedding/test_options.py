@@ -89,6 +89,26 @@ def test_pooling_is_vllm_s(line: str, pooling: str, explained: ExplainRun) -> No
     assert run.engine_args["pooler_config"] == {"pooling_type": pooling}
 
 
+def test_arguments_may_be_variables(explained: ExplainRun) -> None:
+    """As in LMI, in any case of letters; the file wins, and an unknown name is reported."""
+    environ = {"ARGS_POOLING": "cls", "ARGS_MAXLENGTH": "64", "ARGS_truncation": "true",
+               "ARGS_NORMALIZE": "false", "ARGS_POLING": "cls", "ARGS_SPARSE": ""}  # fmt: skip
+    run = explained("engine=Rust\noption.model_id=a/b\noption.task=text_embedding", environ)
+    assert run.errors == []
+    assert run.engine_args["pooler_config"] == CLS
+    assert (run.option("maxLength")["value"], run.option("truncation")["value"]) == (64, "true")
+    [unknown] = [text for text in run.warnings if "ARGS_" in text]
+    assert unknown.startswith("ARGS_POLING is not known")
+    assert "ARGS_POOLING" in unknown
+    run = explained("engine=Rust\noption.model_id=a/b\npooling=mean", environ, "--strict")
+    assert run.engine_args["pooler_config"]["pooling_type"] == "MEAN"
+    assert "ARGS_POLING" in run.errors[0]
+    run = explained("option.model_id=a/b\noption.task=text-generation", {"ARGS_POOLING": "cls"})
+    assert run.warnings[0].startswith("pooling (ARGS_POOLING) has no effect")
+    run = explained("engine=Rust\noption.model_id=a/b", {"ARGS_POOLING": "max"})
+    assert "ARGS_POOLING" in run.errors[0]
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [("pooling=max", "cls, mean or lasttoken"), ("pooling=weightedmean", "pooling"),
