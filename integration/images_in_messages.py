@@ -1,6 +1,7 @@
 """Images in messages on a real vision model: both lanes, streams, limits and what is refused."""
 
 import base64
+import http.client
 import json
 import os
 import shutil
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -151,6 +153,38 @@ def test_the_tokens_are_those_of_transformers(
     assert answer.status == 200, answer.body
     expected = greedy_tokens(vision.folder, "see ", image, TOKENS)
     assert answer.json()["choices"][0]["token_ids"] == expected
+
+
+def _asked_from(address: str, url: str, payload: dict[str, Any]) -> str:
+    """Return the answer to a client with this address."""
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(
+        parts.hostname or "", parts.port, timeout=60, source_address=(address, 0)
+    )
+    headers = {"Content-Type": "application/json"}
+    connection.request("POST", "/v1/chat/completions", json.dumps(payload), headers)
+    response = connection.getresponse()
+    answer = Answer(response.status, {}, response.read())
+    connection.close()
+    return _text(answer)
+
+
+def test_name_of_a_picture_is_the_client_s_own(server: RunningServer) -> None:
+    """Another client's picture of that name answers for none; the client's own does, unsent."""
+
+    def named(url: str | None) -> dict[str, Any]:
+        payload = _payload("x")
+        part = payload["messages"][0]["content"][1]
+        part.update(uuid="logo", image_url=None if url is None else {"url": url})
+        return payload
+
+    first, second = (_data_url(_picture(seed)) for seed in (1, 2))
+    texts = [_asked_from("127.0.0.1", server.url, _payload(url)) for url in (first, second)]
+    assert texts[0] != texts[1]
+    assert _asked_from("127.0.0.2", server.url, named(first)) == texts[0]
+    assert _asked_from("127.0.0.1", server.url, named(second)) == texts[1]
+    assert _asked_from("127.0.0.2", server.url, named(None)) == texts[0]
+    assert _asked_from("127.0.0.1", server.url, named(None)) == texts[1]
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/invocations"])

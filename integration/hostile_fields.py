@@ -1,0 +1,219 @@
+"""No field of a request that reaches the engine's process ends it, or changes another answer.
+
+vLLM checks most fields where a request arrives. Others are read by the engine's own step, where an
+exception ends every request. Each row is sent beside the stream of another client.
+"""
+
+import base64
+import io
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from integration.client import OpenStream, call
+from integration.conftest import RunningServer, running_server
+from lmi_vllm.demo import DEMO_MODEL_DIR
+
+pytestmark = pytest.mark.vllm
+HONEST = {"inputs": "Once upon a time", "parameters": {"max_new_tokens": 300}, "stream": True}
+GENERATE, COMPLETIONS, LMI = "/inference/v1/generate", "/v1/completions", "/invocations"
+DIGITS = {"regex": "[0-9]{3}"}
+HUGE = 2**70
+# Of the parser k2_horizon; those of the effort "low" are missing.
+THOUGHT = ("<ifm|think>", "</ifm|think>", "<ifm|think_fast>", "</ifm|think_fast>")
+
+
+def generated(sampling: Mapping[str, object] | None = None, **fields: object) -> dict[str, Any]:
+    """Return the body of a request with token ids."""
+    return {
+        "token_ids": [50, 60],
+        "sampling_params": {"max_tokens": 4, **(sampling or {})},
+        **fields,
+    }
+
+
+def thinking(effort: object) -> dict[str, Any]:
+    """Return a request with a grammar, and with this effort."""
+    fields = {"chat_template_kwargs": {"reasoning_effort": effort}}
+    return generated({"structured_outputs": DIGITS}, reasoning_parser_kwargs=fields)
+
+
+def embedded(*shape: int, kind: str = "float32", fill: float = 0.0) -> dict[str, Any]:
+    """Return a request whose prompt is a tensor."""
+    import torch  # noqa: PLC0415 (slow)
+
+    written = io.BytesIO()
+    torch.save(torch.full(shape, fill, dtype=getattr(torch, kind)), written)
+    text = base64.b64encode(written.getvalue()).decode()
+    return {"prompt_embeds": text, "max_tokens": 4}
+
+
+# Of `sampling_params`; vLLM's other routes check many of them before.
+SAMPLING: dict[str, list[Any]] = {
+    "logit_bias": [{"5": 1e300}, {"5": -1e300}, {"5": float("nan")}, {"5": 1e39}, {"9999": 1}],
+    "repetition_penalty": [1e300, 1e-300, 5e-324],
+    "seed": [2**63, 2**64, -(2**63) - 1, HUGE],
+    "min_tokens": [4, HUGE],
+    "max_tokens": [2**62, HUGE],
+    "top_k": [2**40, HUGE],
+    "n": [HUGE, 0, -1],
+    "temperature": [1e-300, 1e300],
+    "top_p": [1e-300],
+    "min_p": [1],
+    "thinking_token_budget": [0, 2**62, HUGE],
+    "stream_interval": [2**62, HUGE],
+    "bad_words": [[""], ["\x00"], ["\ud800"]],
+    "stop": [["\ud800"], ["\x00"]],
+    "allowed_token_ids": [[HUGE], [-1], []],
+    "stop_token_ids": [[HUGE], [-1]],
+    "logprob_token_ids": [[HUGE], [-1]],
+    "prompt_logprob_token_ids": [[[HUGE]], [[1], [2]]],
+    "prompt_logprobs": [HUGE, -1],
+    "logprobs": [HUGE, -1],
+    "trace_decode_token_ids": [[1], [HUGE]],
+    "routed_experts_prompt_start": [1, HUGE, -1],
+    "repetition_detection": [{"max_pattern_size": 2, "min_count": HUGE}],
+    "extra_args": [
+        {"kv_transfer_params": "x"}, {"kv_transfer_params": 5}, {"ec_transfer_params": [1]},
+        {"kv_cache_report_mode": {"a": 1}}, {"x": HUGE}, {"x": "\ud800"}, {"5": None},
+    ],
+    "structured_outputs": [
+        {"structural_tag": '{"type": "structural_tag", "format": {"type": "x"}}'},
+        {"structural_tag": "5"}, {"regex": "\ud800"}, {"choice": [""]}, {"regex": ""},
+        {"json": {"$ref": "#"}}, {"json": {"$ref": "#/a"}}, {"json": {"enum": []}},
+        {"regex": "a", "whitespace_pattern": "("}, {"json": {}, "whitespace_pattern": "("},
+        {"grammar": "root ::= root"}, {"json": {"pattern": "(", "type": "string"}},
+    ],
+}  # fmt: skip
+PICTURE = {
+    "mm_hashes": {"image": ["a"]},
+    "mm_placeholders": {"image": [{"offset": 0, "length": 1}]},
+}
+FIELDS: dict[str, list[Any]] = {
+    "token_ids": [[HUGE], [2**31], [1280], [-1], []],
+    "priority": [2**63 - 1, -(2**63), HUGE],
+    "cache_salt": ["\ud800", "\x00", "x" * 1024],
+    "request_id": ["\ud800", "", "../x"],
+    "kv_transfer_params": [{"do_remote_prefill": True, "remote_block_ids": "x"}, {"x": HUGE}],
+    "ec_transfer_params": [{"x": 1}],
+    "features": [PICTURE, {"mm_hashes": {}, "mm_placeholders": {}}],
+    "content_parts": [[{"type": "image_url", "url": "data:,x", "uuid": "x"}]],
+    "reasoning_ended": [True, False],
+}
+TENSORS: tuple[tuple[tuple[int, ...], dict[str, Any]], ...] = (
+    ((2, 127), {}),
+    ((0, 128), {}),
+    ((1, 2, 128), {}),
+    ((2, 128), {"kind": "int64"}),
+    ((2, 128), {"fill": 1e30}),
+    ((2, 128), {"fill": float("nan")}),
+    ((2, 128), {"fill": float("inf")}),
+    ((2, 128), {"kind": "float64", "fill": 1e300}),
+)
+XARGS = ({"kv_transfer_params": "x"}, {"x": HUGE}, {"x": [HUGE]}, {"x": "\ud800"})
+CONSTRAINTS = (
+    {"regex": 5}, {"choice": [1]}, {"_backend": "x", **DIGITS}, {"json_object": 1},
+    {"json": {}, "disable_any_whitespace": "x"}, {"json": [1]}, {"x": 1},
+)  # fmt: skip
+EXTREMES = {"seed": 2**63 - 1, "priority": 2**31 - 1, "max_new_tokens": HUGE}
+# Those with values that vLLM's handlers answer with 500, as `vllm serve` does.
+INTERNAL = {"extra_args", "structured_outputs", "request_id", "vllm_xargs"}
+
+
+def hostile() -> Iterator[tuple[str, str, list[dict[str, Any]]]]:
+    """Yield a field, the path and the bodies of its requests."""
+    yield "effort", GENERATE, [thinking(one) for one in ("high", "", None, ["high"], {"a": 1})]
+    for name, values in SAMPLING.items():
+        yield name, GENERATE, [generated({name: one}) for one in values]
+    for name, values in FIELDS.items():
+        yield name, GENERATE, [generated(None, **{name: one}) for one in values]
+    texts = [{"prompt": "x", "max_tokens": 4, "vllm_xargs": one} for one in XARGS]
+    yield "vllm_xargs", COMPLETIONS, texts
+    yield "constraints", LMI, [parameters(structured_outputs=one) for one in CONSTRAINTS]
+    yield "parameters", LMI, [parameters(**{name: one}) for name, one in EXTREMES.items()]
+
+
+def parameters(**given: object) -> dict[str, Any]:
+    """Return LMI's request with these."""
+    return {"inputs": "x", "parameters": {"max_new_tokens": 4, **given}}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """The embedded model with tokens of the parser, and with the routes for token ids."""
+    pytest.importorskip("vllm", reason="needs vLLM: make setup installs it")
+    folder = tmp_path_factory.mktemp("hostile")
+    model = shutil.copytree(DEMO_MODEL_DIR, folder / "model")
+    _rename_tokens(model / "tokenizer.json")
+    environ = {
+        "OPTION_REASONING_PARSER": "k2_horizon",
+        "OPTION_ENABLE_SCALE_OUT": "true",
+        "OPTION_ENABLE_PROMPT_EMBEDS": "true",
+        "OPTION_SCHEDULING_POLICY": "priority",
+        "SERVING_RETRY_THRESHOLD": "0",  # an engine that ends is not replaced
+    }
+    with running_server(folder, "--model", str(model), environ=environ) as server:
+        yield server
+
+
+def _rename_tokens(path: Path) -> None:
+    """Give the last tokens of the vocabulary the names that the parser looks for."""
+    tokenizer = json.loads(path.read_bytes())
+    vocabulary, added = tokenizer["model"]["vocab"], tokenizer["added_tokens"]
+    names = {number: name for name, number in vocabulary.items()}
+    for number, name in enumerate(THOUGHT, len(vocabulary) - len(THOUGHT)):
+        vocabulary[name] = vocabulary.pop(names[number])
+        added.append({**added[-1], "id": number, "content": name})
+    merges = tokenizer["model"]["merges"]
+    whole = [one if isinstance(one, str) else " ".join(one) for one in merges]
+    kept = [
+        one for one, text in zip(merges, whole, strict=True) if text.replace(" ", "") in vocabulary
+    ]
+    tokenizer["model"]["merges"] = kept
+    path.write_text(json.dumps(tokenizer), encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def alone(server: RunningServer) -> bytes:
+    """The bytes of the honest stream on a server that does nothing else."""
+    return OpenStream(server.url, LMI, HONEST).rest()
+
+
+ROWS = (*hostile(),)
+
+
+@pytest.mark.parametrize(("name", "path", "bodies"), ROWS, ids=[row[0] for row in ROWS])
+def test_hostile_field_harms_no_other_request(
+    server: RunningServer, alone: bytes, name: str, path: str, bodies: list[dict[str, Any]]
+) -> None:
+    """They are answered or refused; the stream beside them has the bytes that it has alone."""
+    stream = OpenStream(server.url, LMI, HONEST)
+    statuses = [call(server.url, path, body, seconds=30).status for body in bodies]
+    assert stream.rest() == alone
+    assert (max(statuses) >= 500) == (name in INTERNAL), statuses
+
+
+def test_hostile_prompt_embeds_harm_no_other_request(server: RunningServer, alone: bytes) -> None:
+    """Of another shape or type they are refused; numbers that are not finite end the request."""
+    stream = OpenStream(server.url, LMI, HONEST)
+    asked: list[dict[str, Any]] = [{"prompt_embeds": "AAAA", "max_tokens": 4}]
+    asked += [embedded(*shape, **options) for shape, options in TENSORS]
+    statuses = [call(server.url, COMPLETIONS, body, seconds=30).status for body in asked]
+    assert stream.rest() == alone
+    assert statuses == [400, 400, 400, 400, 400, 200, 500, 500, 500]
+
+
+@pytest.mark.parametrize("effort", ["low", "none", 5])
+def test_reasoning_that_the_parser_cannot_read_is_refused(
+    server: RunningServer, alone: bytes, effort: object
+) -> None:
+    """For each, vLLM's engine would end with all requests; without a grammar it does not ask."""
+    stream = OpenStream(server.url, LMI, HONEST)
+    answer = call(server.url, GENERATE, thinking(effort), seconds=30)
+    assert answer.status == 400
+    assert "reasoning parser" in answer.json()["error"]["message"]
+    assert stream.rest() == alone
