@@ -6,6 +6,8 @@ import io
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -19,6 +21,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY
 
 from lmi_vllm.engine.vllm.workarounds.hostile_requests import guard_media
+from lmi_vllm.engine.vllm.workarounds.text_lengths import guard_lengths
 from lmi_vllm.messages import MediaPolicy
 from lmi_vllm.telemetry.records import RequestRecord, enter_record
 
@@ -221,3 +224,27 @@ async def test_audio_of_a_request_is_counted_together(monkeypatch: pytest.Monkey
         with pytest.raises(ValueError, match="more than 16000 bytes when it is decoded"):
             await asyncio.create_task(request(1))
     assert record.decoded_audio == 20000
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+async def test_names_of_media_are_the_client_s_own(*, is_shared: bool) -> None:
+    """No client can have the name of another's, or a digest; servers that share media use names."""
+
+    async def as_given(prompt: Any, _: object) -> Any:
+        return prompt
+
+    config = SimpleNamespace(ec_transfer_config=object() if is_shared else None)
+    renderer = SimpleNamespace(
+        tokenize_prompt_async=as_given, tokenize_prompt=None, tokenizer=None, config=config
+    )
+    guard_lengths(renderer, 1000)
+    found = []
+    for client in ("192.0.2.1", "192.0.2.2"):
+        enter_record(RequestRecord("", "", "", "", client, ""))
+        prompt = {"prompt": "x", "multi_modal_uuids": {"image": ["0af3", None], "audio": "0af3"}}
+        params = SimpleNamespace(max_total_tokens=9)
+        tokenized = await renderer.tokenize_prompt_async(prompt, params)
+        found.append(tokenized["multi_modal_uuids"])
+    enter_record(None)
+    prefixes = ["", ""] if is_shared else ["192.0.2.1|", "192.0.2.2|"]
+    assert found == [{"image": [f"{one}0af3", None], "audio": f"{one}0af3"} for one in prefixes]

@@ -11,6 +11,7 @@ from vllm.entrypoints.serve.exception_handling.error_response import create_erro
 from vllm.exceptions import GracefulHTTPError, VLLMClientError, VLLMValidationError
 from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
+from vllm.reasoning import ReasoningParserManager
 from vllm.renderers.inputs.preprocess import parse_model_prompt
 from vllm.sampling_params import (
     BeamSearchParams,
@@ -40,6 +41,7 @@ __all__ = [
     "LoRARequest",
     "OutputProcessor",
     "OutputProcessorOutput",
+    "ReasoningParserManager",
     "RequestOutputKind",
     "SamplingParams",
     "StructuredOutputsParams",

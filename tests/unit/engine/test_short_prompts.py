@@ -17,6 +17,7 @@ class Renderer:
 
     def __init__(self, *, is_fast: bool = True) -> None:
         self.tokenizer = SimpleNamespace(is_fast=is_fast)
+        self.config = SimpleNamespace(ec_transfer_config=None)
         self.may_go = asyncio.Event()
         self.tokenize_prompt_async: Callable[..., Any] = self.in_thread
         guard_lengths(self, 5000)

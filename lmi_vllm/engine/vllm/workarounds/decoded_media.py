@@ -175,21 +175,17 @@ def _size_of_video(content: bytes) -> tuple[int, int]:
     return width * height, frames
 
 
-def keep_names_apart(renderer: Any) -> None:
-    """Make `renderer` take the names that a client gives its media for names of this client."""
-    process = renderer._process_multimodal_async
-
-    async def process_own(*given: Any, mm_uuids: Any = None, **options: Any) -> Any:
-        record = current_record()
-        source = "" if record is None else record.source
-        own = {kind: _own(names, source) for kind, names in (mm_uuids or {}).items()}
-        return await process(*given, mm_uuids=own or mm_uuids, **options)
-
-    renderer._process_multimodal_async = process_own
+def with_own_names(prompt: Any) -> Any:
+    """Return a prompt whose names of media are names of this client; an unnamed one has None."""
+    given = prompt.get("multi_modal_uuids")
+    if not given:
+        return prompt
+    record = current_record()
+    source = "" if record is None else record.source
+    return {**prompt, "multi_modal_uuids": {kind: _own(given[kind], source) for kind in given}}
 
 
 def _own(names: Any, source: str) -> Any:
-    """Return a name, or each of several, with its client; None stands for a digest."""
     if isinstance(names, str):
         return f"{source}|{names}"
     return None if names is None else [_own(name, source) for name in names]

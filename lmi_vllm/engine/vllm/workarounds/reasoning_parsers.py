@@ -15,9 +15,7 @@ May go: when integration/hostile_fields.py holds without it.
 from collections.abc import Mapping
 from typing import Any
 
-from vllm.reasoning import ReasoningParserManager
-
-from lmi_vllm.engine.vllm.names import VLLMValidationError
+from lmi_vllm.engine.vllm.names import ReasoningParserManager, VLLMValidationError
 
 
 def check_reasoning(llm: Any, prompt: Any, options: Mapping[str, Any]) -> None:

@@ -21,6 +21,8 @@ May go: when vLLM does the first (tests/contract/test_bridge.py), and test_long_
 from functools import cached_property
 from typing import Any, Final
 
+from lmi_vllm.engine.vllm.workarounds.decoded_media import with_own_names
+
 SHORT: Final = 1000  # characters: 1 to 2 ms, since 5 MB take 5 to 9 s
 # The class of vLLM's that calls copies, and where else a tokenizer's `__call__` may be from.
 _POOL: Final = "vllm.tokenizers.hf"
@@ -36,6 +38,8 @@ class TextLengths:
         self._tokenizer = renderer.tokenizer
         self._is_fast = bool(getattr(renderer.tokenizer, "is_fast", False))
         self._most = most  # characters or ids
+        # With other servers, which know the names of media, too.
+        self._shares_media = renderer.config.ec_transfer_config is not None
         self._waiting = 0  # prompts of the thread: a short one must not overtake them
 
     def takes(self, prompt: Any) -> bool:
@@ -51,6 +55,8 @@ class TextLengths:
         Raises:
             ValueError: the prompt is beyond our bound where the route has none; vLLM answers 400.
         """
+        if not self._shares_media:
+            prompt = with_own_names(prompt)
         if params.max_total_tokens is None:
             for part in (prompt, prompt.get("encoder_prompt"), prompt.get("decoder_prompt")):
                 if part:
