@@ -26,7 +26,7 @@ import functools
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Final
@@ -83,7 +83,11 @@ class Alarm:
 
 
 class LimitedParser:
-    """A mixin for the class that vLLM composes of its parsers; an answer has an object of it."""
+    """A mixin for the class that vLLM composes of its parsers; an answer has an object of it.
+
+    Its methods are vLLM's, within the request's time. `ValueError`, vLLM's sign of a bad request,
+    says that they took longer.
+    """
 
     alarm: Alarm
 
@@ -92,30 +96,27 @@ class LimitedParser:
         self.record: Any = current_record() or SimpleNamespace(parser_seconds=0.0)
 
     def parse(self, *arguments: Any, **options: Any) -> Any:
-        """As vLLM's, within the request's time.
-
-        Raises:
-            ValueError: vLLM's sign of a bad request: it took too long.
-        """
-        return self._limited(functools.partial(super().parse, *arguments, **options))  # type: ignore[misc]
+        """Read a whole answer."""
+        return self._limited(0.0, super().parse, *arguments, **options)  # type: ignore[misc]
 
     def parse_delta(self, *arguments: Any, **options: Any) -> Any:
-        """As vLLM's; short steps do not count. Raises as `parse`."""
-        read = functools.partial(super().parse_delta, *arguments, **options)  # type: ignore[misc]
-        return self._limited(read, SHORT_STEP_SECONDS)
+        """Read a step of a stream; short ones do not count."""
+        read = super().parse_delta  # type: ignore[misc]
+        return self._limited(SHORT_STEP_SECONDS, read, *arguments, **options)
 
-    def count_reasoning_tokens(self, token_ids: Sequence[int]) -> Any:
-        """As vLLM's, which may read the whole answer again, in a stream for each of its events."""
-        read = functools.partial(super().count_reasoning_tokens, token_ids)  # type: ignore[misc]
-        return self._limited(read, SHORT_STEP_SECONDS)
+    def count_reasoning_tokens(self, *arguments: Any) -> Any:
+        """Count an answer's, which may read all of it again; in a stream for each event."""
+        read = super().count_reasoning_tokens  # type: ignore[misc]
+        return self._limited(SHORT_STEP_SECONDS, read, *arguments)
 
-    def _limited(self, read: Callable[[], Any], uncounted: float = 0.0) -> Any:
+    def _limited(self, uncounted: float, read: Any, *arguments: Any, **options: Any) -> Any:
         if self.alarm.end is not None:  # one method of vLLM's calls the other
-            return read()
+            return read(*arguments, **options)
         self._charge(0)
         began = time.thread_time()
         try:
-            return self.alarm.call(SECONDS - self.record.parser_seconds, read)
+            left = SECONDS - self.record.parser_seconds
+            return self.alarm.call(left, functools.partial(read, *arguments, **options))
         finally:
             spent = time.thread_time() - began
             self._charge(spent if spent > uncounted else 0)
