@@ -177,7 +177,9 @@ class WriteBatch:
 
     def _flush(self) -> None:
         waiting, self._waiting = self._waiting, []
+        now = asyncio.get_running_loop().time()
         for writer in waiting:
+            writer.written_at = now
             writer.flush()
 
 
@@ -205,8 +207,9 @@ class RowWriter:
         self._batch = batch
         self._is_chunked = request.version >= HttpVersion11
         self._has_body = request.method != "HEAD"
-        self._rows: list[bytes] = []
-        self._size = 0
+        self._rows = b""
+        self._has_begun = False
+        self.written_at = 0.0  # when rows were last sent, by the event loop's clock
 
     @property
     def is_paused(self) -> bool:
@@ -228,25 +231,26 @@ class RowWriter:
         """Take a row as `write` does; drop it if the client has disconnected."""
         if not row or not self._has_body:
             return
-        if not self._rows:
-            self._batch.add(self)
         if self._is_chunked:
             row = b"%x\r\n%b\r\n" % (len(row), row)
-        self._rows.append(row)
-        self._size += len(row)
-        if self._size > FLUSH_BYTES:
+        if not self._rows:  # nearly always: a turn of the loop has one row of a stream
+            self._batch.add(self)
+            self._rows = row
+            return
+        self._rows += row
+        if len(self._rows) > FLUSH_BYTES:
             self.flush()
 
     def flush(self) -> None:
         """Write the buffered rows; drop them if the client has disconnected."""
-        rows, self._rows = self._rows, []
-        size, self._size = self._size, 0
+        rows, self._rows = self._rows, b""
         transport = self._protocol.transport
         if not rows or transport is None or transport.is_closing():
             return
-        self._payload.send_headers()  # the first time; they leave in one packet with the rows
-        self._payload.output_size += size
-        transport.write(rows[0] if len(rows) == 1 else b"".join(rows))
+        if not self._has_begun:
+            self._has_begun = True
+            self._payload.send_headers()
+        transport.write(rows)
 
     def end(self) -> None:
         """Write the buffered rows, or only the headers; nothing may be written after it."""

@@ -99,7 +99,7 @@ def said_in_turns(
             table.write_back()
             ours = False
         ours = ours or (chance.random() < 0.8 and table.begin())
-        text = table.read(list(step)) if ours else None
+        text = read_step(table, list(step)) if ours else None
         if text is not None:
             taken += 1
             found.append((None, text))
@@ -114,6 +114,14 @@ def said_in_turns(
     if ours:
         table.write_back()
     return [*found, (of.output_text, list(of.output_token_ids))], taken
+
+
+def read_step(table: TableText, ids: list[int]) -> str | None:
+    """Return the text of a step as the lane reads it, which only notes most tokens."""
+    if table.is_plain and len(ids) == 1 and type(text := table.pieces[ids[0]]) is str:
+        table.ids += ids
+        return text
+    return table.read(ids)
 
 
 def random_steps(chance: random.Random, size: int) -> list[list[int]]:

@@ -15,7 +15,7 @@ from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.engine.vllm import outputs
 from lmi_vllm.errors import EngineDeadError
-from lmi_vllm.extras.token_lane.sequences import LaneSequence
+from lmi_vllm.extras.token_lane.lane import PlainLane
 from lmi_vllm.messages import AdapterRef, GenerationChunk, GenerationJob, OpenAICall
 from lmi_vllm.telemetry.records import RequestRecord, RequestSummary, enter_record
 from tests.contract.conftest import DEMO_ADAPTERS, LoopThread, collect
@@ -71,17 +71,18 @@ class Taken:
         self.has_twenty = asyncio.Event()
 
     def __enter__(self) -> "Taken":
-        take = LaneSequence.take
+        take = PlainLane.take
 
-        def counted(sequence: LaneSequence, output: Any) -> bool:
-            taken = take(sequence, output)
-            self.tokens += len(output.new_token_ids) if taken else 0
+        def counted(lane: PlainLane, outputs: list[Any], *more: Any) -> list[Any]:
+            tokens = {output.request_id: len(output.new_token_ids) for output in outputs}
+            left = take(lane, outputs, *more)
+            self.tokens += sum(tokens.values()) - sum(tokens[one.request_id] for one in left)
             if self.tokens >= 20:
                 self.has_twenty.set()
-            return taken
+            return left
 
         self._patch = pytest.MonkeyPatch()
-        self._patch.setattr(LaneSequence, "take", counted)
+        self._patch.setattr(PlainLane, "take", counted)
         return self
 
     def __exit__(self, *_: object) -> None:

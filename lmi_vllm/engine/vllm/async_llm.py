@@ -85,6 +85,8 @@ class GuardedAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
         self.calls = EngineCalls(self)
         lane = lane_for(setup.profile, self.model_config, self.output_processor.tokenizer)
         self.output_processor = EngineOutputs.of(self.output_processor, lane, began)
+        if lane is not None:
+            lane.read_messages(self.engine_core.decoder)
         seconds = setup.profile.limits.grammar_timeout
         self.grammars = GrammarGuard.of(self, seconds, setup.thread) if seconds else None
 

@@ -19,10 +19,11 @@ from vllm.sampling_params import (
     SamplingParams,
     StructuredOutputsParams,
 )
-from vllm.v1.engine import EngineCoreOutput
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.engine.detokenizer import FastIncrementalDetokenizer
 from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 from vllm.v1.engine.output_processor import OutputProcessor, OutputProcessorOutput
+from vllm.v1.outputs import LogprobsLists
 
 from lmi_vllm.engine.vllm.engine_calls import LoadedAdapter
 from lmi_vllm.errors import (
@@ -37,8 +38,10 @@ from lmi_vllm.messages import AdapterRef
 __all__ = [
     "BeamSearchParams",
     "EngineCoreOutput",
+    "EngineCoreOutputs",
     "FastIncrementalDetokenizer",
     "LoRARequest",
+    "LogprobsLists",
     "OutputProcessor",
     "OutputProcessorOutput",
     "ReasoningParserManager",

@@ -60,6 +60,9 @@ class DirectTexts(Protocol):
 class TokenLane(Protocol):
     """Takes plain sequences from the engine's outputs, and keeps vLLM's state of them true."""
 
+    def read_messages(self, decoder: Any) -> None:
+        """Let vLLM's decoder of the engine's messages leave undecoded what is rarely read."""
+
     def of_job(
         self, job: GenerationJob, chunks: ChunkMaker, direct: DirectChunks | None
     ) -> AbstractContextManager[None]:

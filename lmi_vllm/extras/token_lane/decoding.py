@@ -91,26 +91,29 @@ class TableText:
     """
 
     __slots__ = (
-        "_detokenizer", "_ids", "_last", "_longest_stop", "_pending", "_pieces", "_stop", "_texts",
-        "_unfinished",
+        "_detokenizer", "_known", "_last", "_longest_stop", "_pending", "_stop", "_texts",
+        "_unfinished", "ids", "is_plain", "pieces",
     )  # fmt: skip
 
     def __init__(self, detokenizer: Any, pieces: Pieces) -> None:
         self._detokenizer = detokenizer
-        self._pieces = pieces
+        self.pieces = pieces
         self._stop: list[str] = detokenizer.stop
         self._longest_stop = max(map(len, self._stop), default=0)
-        self._ids: list[int] = []  # of the texts, which are not written back
+        self.ids: list[int] = []  # that are not written back; their texts, but for the last pieces:
         self._texts: list[str] = []
+        self._known = 0
         self._unfinished = b""  # a character's first bytes
         self._pending = 0  # tokens that these are from
         self._last = 1  # tokens that the newest text is from
+        self.is_plain = not self._stop  # whether a token with a complete text is only one of `ids`
 
     def begin(self) -> bool:
         """Go on where vLLM is; False while it is, or may be, within a character."""
         ids = self._detokenizer.token_ids
-        piece = self._pieces[ids[-1]] if ids else None
+        piece = self.pieces[ids[-1]] if ids else None
         self._last = 1
+        self.is_plain = not self._stop
         return isinstance(piece, str) and piece != ""
 
     def read(self, ids: list[int]) -> str | None:
@@ -118,24 +121,24 @@ class TableText:
 
         None is for vLLM to read: a stop string is in it, or a token that the table does not know.
         """
-        if len(ids) == 1 and not self._unfinished and not self._stop:
-            piece = self._pieces[ids[0]]
-            if type(piece) is str:  # nearly every token
-                self._ids.append(ids[0])
-                self._texts.append(piece)
-                self._last = 1
-                return piece
         before = self._unfinished, self._pending, self._last
         text = self._decode(ids)
         if text is None or (self._stop and self._has_stop(text)):
             self._unfinished, self._pending, self._last = before
             return None
-        self._ids += ids
+        self._read_pieces()
+        self.ids += ids
         self._texts.append(text)
+        self._known = len(self.ids)
         if not self._stop:
+            self.is_plain = self._last == 1 and not self._unfinished
             return text
         self._write()
         return str(self._detokenizer.get_next_output_text(False, True))
+
+    def close(self) -> None:
+        """Let every token come through `read` until the next `begin`."""
+        self.is_plain = False
 
     def add(self, ids: list[int]) -> bool:
         """Write the tokens of a sequence that is wanted whole; False leaves them to vLLM."""
@@ -143,14 +146,14 @@ class TableText:
         if text is None:
             self._unfinished, self._pending = b"", 0
             return False
-        self._ids, self._texts = ids, [text]
+        self.ids, self._texts, self._known = ids, [text], len(ids)
         self.write_back()
         return True
 
     def write_back(self) -> None:
         """Let vLLM's detokenizer go on from here."""
         detokenizer = self._detokenizer
-        if self._ids:
+        if self.ids:
             self._write()
             detokenizer._last_output_text_offset = len(detokenizer.output_text)
         tokens = detokenizer.token_ids
@@ -164,15 +167,20 @@ class TableText:
             detokenizer.stream.step(detokenizer.tokenizer, token)
         self._unfinished, self._pending = b"", 0
 
+    def _read_pieces(self) -> None:
+        """Add the texts of the tokens that were only added to `ids`."""
+        self._texts += map(self.pieces.__getitem__, self.ids[self._known :])  # type: ignore[arg-type]
+
     def _write(self) -> None:
-        self._detokenizer.token_ids += self._ids
+        self._read_pieces()
+        self._detokenizer.token_ids += self.ids
         self._detokenizer.output_text += "".join(self._texts)
-        self._ids, self._texts = [], []
+        self.ids, self._texts, self._known = [], [], 0
 
     def _decode(self, ids: list[int]) -> str | None:
         found = ""
         for token in ids:
-            piece = self._pieces[token]
+            piece = self.pieces[token]
             if piece is None:
                 return None
             if isinstance(piece, str) and not self._unfinished:

@@ -25,22 +25,16 @@ _TRIES: Final = 4  # events looked at: a role may come first
 class TextEvents:
     """The events of one stream, as soon as it is known what they look like."""
 
+    special_ids: frozenset[int] = frozenset()
+
     def __init__(self, direct: DirectEvents) -> None:
         self._direct = direct
         self._sequences = 0
         self._uncounted: list[int] = []
         self._tries = _TRIES
         self._before, self._after = b"", b""
-
-    @property
-    def gate(self) -> "TextEvents":
-        """See `TokenReader`."""
-        return self
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the next text may become an event at once."""
-        return bool(self._before) and self._sequences == 1 and self._direct.is_open
+        self.gate = direct
+        self.is_ready = False  # to make an event of a text
 
     def sequences(self) -> InLane:
         """Read the sequences that the body adds."""
@@ -49,10 +43,16 @@ class TextEvents:
     def add_sequence(self) -> None:
         """Count a sequence of the request; more than one are left to the handler."""
         self._sequences += 1
+        self.is_ready = bool(self._before) and self._sequences == 1
 
     def read(self, ids: list[int], text: str, _: object = None) -> None:
         """Hand on the event that carries `text`."""
         self._uncounted += ids
+        self._direct.read_event(self._before + to_json(text) + self._after)
+
+    def read_token(self, token: int, text: str, _: object = None) -> None:
+        """As `read`, for one token."""
+        self._uncounted.append(token)
         self._direct.read_event(self._before + to_json(text) + self._after)
 
     def complete(self, output: Any) -> None:
@@ -72,6 +72,7 @@ class TextEvents:
             name, text = field
             before, self._after = event.split(name + text)
             self._before = before + name
+            self.is_ready = self._sequences == 1
             self._tries = 0
 
 

@@ -20,6 +20,7 @@ from lmi_vllm.engine.vllm.chunks import ChunkMaker
 from lmi_vllm.engine.vllm.outputs import SequenceForm
 from lmi_vllm.extras.token_lane.decoding import Pieces, TableText, tables_for
 from lmi_vllm.extras.token_lane.events import TextEvents, may_be_direct
+from lmi_vllm.extras.token_lane.logprobs import LazyDecoder, has_known_arrays
 from lmi_vllm.extras.token_lane.sequences import (
     CURRENT,
     ChunkReader,
@@ -40,6 +41,11 @@ class PlainLane:
         self._tables = tables_for(tokenizer)
         self._sequences: dict[str, LaneSequence] = {}
         self._weight_version: str | None = None
+
+    def read_messages(self, decoder: Any) -> None:
+        """See `TokenLane`."""
+        if has_known_arrays():
+            decoder.decoder = LazyDecoder(decoder)
 
     def of_job(self, job: GenerationJob, chunks: ChunkMaker, direct: DirectChunks | None) -> InLane:
         """See `TokenLane`; a beam search adds sequences of its own, which are vLLM's."""

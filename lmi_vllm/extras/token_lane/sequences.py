@@ -1,7 +1,4 @@
-"""Sequences of the token lane: their tokens here, and the update of vLLM's state of them.
-
-This module imports no vLLM.
-"""
+"""Sequences of the token lane: their tokens here, and the update of vLLM's state of them."""
 
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -11,6 +8,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from lmi_vllm.engine.base import DirectChunks
 from lmi_vllm.engine.vllm.chunks import ChunkMaker, finite
 from lmi_vllm.extras.token_lane.decoding import Pieces, TableText
+from lmi_vllm.extras.token_lane.logprobs import sampled_logprobs
 from lmi_vllm.messages import GenerationChunk
 
 
@@ -39,25 +37,41 @@ class TokenReader(Protocol):
         """What knows whether tokens may come."""
         ...
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether it knows how to write a token."""
+        ...
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Tokens that `read_token` does not take."""
+        ...
+
     def read(self, ids: list[int], text: str, logprobs: list[float] | None) -> None:
         """Take the tokens of a step, which together have this text; only while it is open."""
+        ...
+
+    def read_token(self, token: int, text: str, logprob: float | None) -> None:
+        """Take the only token of a step, the usual case; only while it is open."""
         ...
 
 
 class ChunkReader:
     """Hands tokens on as chunks of ours."""
 
-    __slots__ = ("_chunks", "_direct", "_special", "gate")
+    __slots__ = ("_chunks", "_direct", "gate", "read_token", "special_ids")
+    is_ready = True
 
     def __init__(self, direct: DirectChunks, chunks: ChunkMaker) -> None:
         self._direct = self.gate = direct
         self._chunks = chunks
-        self._special = chunks.special_ids
+        self.special_ids = chunks.special_ids
+        self.read_token = direct.read_token
 
     def read(self, ids: list[int], text: str, logprobs: list[float] | None) -> None:
         """See `TokenReader`."""
-        if len(ids) == 1 and (token := ids[0]) not in self._special:
-            self._direct.read_token(token, text, None if logprobs is None else finite(logprobs[0]))
+        if len(ids) == 1 and ids[0] not in self.special_ids:
+            self.read_token(ids[0], text, None if logprobs is None else finite(logprobs[0]))
             return
         entries = None
         if logprobs is not None:
@@ -161,7 +175,7 @@ class LaneSequence:
         """Return the log probabilities of the sampled tokens, which the sampler puts first."""
         if logprobs is None:
             return None
-        values = [row.item(0) for row in logprobs[1]]
+        values = sampled_logprobs(logprobs)
         self._cumulative += sum(values)
         return values
 
@@ -180,7 +194,7 @@ class WholeSequence(LaneSequence):
     def _read(self, ids: list[int], logprobs: Any) -> bool:
         self._ids += ids
         if logprobs is not None:
-            for tokens, values, rank in zip(*logprobs[:3], strict=False):
+            for tokens, values, rank in zip(*tuple(logprobs)[:3], strict=False):
                 value = values.item(0)
                 self._cumulative += value
                 self._logprobs.append({tokens.item(0): SampledLogprob(value, int(rank))})
@@ -209,7 +223,7 @@ class StreamedSequence(LaneSequence):
 
     def _read(self, ids: list[int], logprobs: Any) -> bool:
         # What waits in vLLM's queue comes first.
-        if self._queue.output is not None or not self._gate.is_open:
+        if self._queue.output is not None or not (self._reader.is_ready and self._gate.is_open):
             return False
         text = self._text(ids)
         if text is None:
@@ -217,8 +231,11 @@ class StreamedSequence(LaneSequence):
         try:
             self._reader.read(ids, text, self._values(logprobs))
         except Exception as error:  # noqa: BLE001 (ends this request; the output loop goes on)
-            self._queue.put(error)
+            self._fail(error)
         return True
+
+    def _fail(self, error: Exception) -> None:
+        self._queue.put(error)
 
     def _text(self, ids: list[int]) -> str | None:
         """Return the text that these tokens let out; None leaves them to vLLM."""
@@ -237,11 +254,48 @@ class StreamedSequence(LaneSequence):
 class TableSequence(StreamedSequence):
     """A sequence with a reader, decoded by the table."""
 
-    __slots__ = ("_table",)
+    __slots__ = ("_pieces", "_special", "_table")
 
     def __init__(self, state: Any, reader: TokenReader, table: TableText) -> None:
         super().__init__(state, reader)
         self._table = table
+        self._pieces = table.pieces
+        self._special = reader.special_ids
+
+    def take(self, output: Any) -> bool:
+        """As that of the base, which the usual case goes around: one token with its whole text."""
+        ids, logprobs = output.new_token_ids, output.new_logprobs
+        if (
+            self._in_lane
+            and self._table.is_plain
+            and len(ids) == 1
+            and output.finish_reason is None
+            and output.events is None
+            and not output.num_nans_in_logits
+            and (logprobs is None) is not self._has_logprobs
+            and type(text := self._pieces[token := ids[0]]) is str
+            and token not in self._special
+            and self._reader.is_ready
+            and self._gate.is_open
+        ):
+            self._table.ids.append(token)
+            self._count += 1
+            try:
+                value = None if logprobs is None else self._value(logprobs)
+                self._reader.read_token(token, text, value)
+            except Exception as error:  # noqa: BLE001 (ends this request; the output loop goes on)
+                self._fail(error)
+            return True
+        return super().take(output)
+
+    def _fail(self, error: Exception) -> None:
+        self._table.close()  # what is in the queue comes first
+        super()._fail(error)
+
+    def _value(self, logprobs: Any) -> float:
+        (value,) = sampled_logprobs(logprobs)
+        self._cumulative += value
+        return finite(value)
 
     def _may_begin(self) -> bool:
         return self._table.begin()

@@ -28,6 +28,11 @@ class RowSink(Protocol):
         """Whether the client has to read before more is written."""
         ...
 
+    @property
+    def written_at(self) -> float:
+        """When rows were last written, by the event loop's clock."""
+        ...
+
     def put(self, row: bytes) -> None:
         """Write a row; if the client has disconnected, drop it."""
         ...
@@ -82,8 +87,10 @@ class SilenceLimit:
 
     One timer serves the whole stream. At the end of each span it checks whether the same wait still
     runs. A timer for each item would take a tenth of a token's time. `seconds` and `setting` may be
-    changed between waits.
+    changed between waits. What is written to `sink` during a wait counts as an item.
     """
+
+    sink: RowSink | None = None
 
     def __init__(self, seconds: float, setting: str) -> None:
         self.seconds = seconds
@@ -110,7 +117,7 @@ class SilenceLimit:
         self._due = self._loop.time() + self.seconds
         self.is_waiting = True
         if self._timer is None or self._timer.when() > self._due:
-            self._arm()
+            self._arm(self._due)
         try:
             return await work
         except asyncio.CancelledError:
@@ -124,26 +131,25 @@ class SilenceLimit:
             self._due = math.inf
             self.is_waiting = False
 
-    def extend(self) -> None:
-        """Restart the time of the running wait: an item came another way."""
-        self._due = self._loop.time() + self.seconds
-
     def close(self) -> None:
         """Stop the timer."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _arm(self) -> None:
+    def _arm(self, due: float) -> None:
         self.close()
-        self._timer = self._loop.call_at(self._due, self._look)
+        self._timer = self._loop.call_at(due, self._look)
 
     def _look(self) -> None:
         self._timer = None
-        if self._due is math.inf:  # no wait runs: the next one starts it again
+        due = self._due
+        if due is math.inf:  # no wait runs: the next one starts it again
             return
-        if self._loop.time() < self._due:
-            self._arm()
+        if self.sink is not None:
+            due = max(due, self.sink.written_at + self.seconds)
+        if self._loop.time() < due:
+            self._arm(due)
         elif self._task is not None:
             self._is_over = True
             self._task.cancel()
@@ -191,7 +197,7 @@ class _DirectWriter:
 
     def connect(self, sink: RowSink) -> None:
         """Write to `sink` from now on."""
-        self._sink = sink
+        self._sink = self.limit.sink = sink
 
     @property
     def is_open(self) -> bool:
@@ -202,7 +208,6 @@ class _DirectWriter:
     def _write(self, rows: bytes) -> None:
         if self._sink is not None:
             self._sink.put(rows)
-            self.limit.extend()
 
 
 class DirectRowWriter(_DirectWriter):
@@ -222,7 +227,6 @@ class DirectRowWriter(_DirectWriter):
         """Write the row of one ordinary token."""
         if self._sink is not None:  # `_write` inline: this runs for each token
             self._sink.put(self.formatter.token_row(token, text, logprob))
-            self.limit.extend()
 
 
 class DirectEventWriter(_DirectWriter):

@@ -78,6 +78,7 @@ FIELDS_SET: Final = {
     },
     "token_lane/events.py": {"sequence.token_ids"},
     "token_lane/lane.py": {
+        "decoder.decoder",
         "sequence.time",
         "stats.inter_token_latencies_iter",
         "stats.num_generation_tokens",

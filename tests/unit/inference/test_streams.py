@@ -144,6 +144,40 @@ async def test_silence_limit_arms_one_timer_for_many_items() -> None:
     assert len(armed) == 1
 
 
+async def test_silence_limit_counts_what_is_written_to_its_sink() -> None:
+    """Rows that a client got during the wait put its end off, from when they were written."""
+
+    class Sink:
+        is_paused = False
+        written_at = asyncio.get_running_loop().time() + 1000
+
+        def put(self, row: bytes) -> None:
+            raise AssertionError(row)
+
+    loop, armed, has_looked = asyncio.get_running_loop(), [], asyncio.Event()
+    call_at = loop.call_at
+
+    def counted(when: float, callback: Callable[..., None], *args: object) -> asyncio.TimerHandle:
+        armed.append(when)
+        if len(armed) > 1:
+            has_looked.set()
+        return call_at(when, callback, *args)
+
+    limit = SilenceLimit(0.01, "x")
+    limit.sink = Sink()
+    loop.call_at = counted  # type: ignore[method-assign,assignment]
+    try:
+        task = asyncio.ensure_future(limit.within(asyncio.Event().wait()))
+        looked = asyncio.ensure_future(has_looked.wait())
+        await asyncio.wait((task, looked), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        del loop.call_at
+    assert armed[1:] == [Sink.written_at + 0.01]
+    assert not task.done()
+    task.cancel()
+    limit.close()
+
+
 async def test_silence_limit_that_got_shorter_is_kept() -> None:
     """The first item may take long, the others not: the shorter limit holds from then on."""
     limit = SilenceLimit(60, "predict_timeout")

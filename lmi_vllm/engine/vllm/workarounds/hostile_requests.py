@@ -34,12 +34,17 @@ from vllm.connections import HTTPConnection
 from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY, MediaConnector
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.engine import EngineCoreOutputs, FinishReason
+from vllm.v1.engine import FinishReason
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.request import RequestStatus
 
 from lmi_vllm.engine.base import FetchMedia, MediaRefusedError
-from lmi_vllm.engine.vllm.names import EngineCoreOutput, VLLMValidationError, current_platform
+from lmi_vllm.engine.vllm.names import (
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    VLLMValidationError,
+    current_platform,
+)
 from lmi_vllm.engine.vllm.workarounds import CPU_WORKER, joined_class
 from lmi_vllm.engine.vllm.workarounds.decoded_media import MediaBudget
 from lmi_vllm.engine.vllm.workarounds.grammars import keep_every_backend
