@@ -23,7 +23,7 @@ SHAPES: Final = {"one": (1, 0), "candidates": (1, 3), "draft": (3, 0), "draft's 
 
 def lists(tokens: int, candidates: int, kind: Any = np.float32) -> LogprobsLists:
     """Return log probabilities as the sampler makes them."""
-    numbers = np.arange(tokens * (candidates + 1)).reshape(tokens, candidates + 1)
+    numbers = 1 + np.arange(tokens * (candidates + 1)).reshape(tokens, candidates + 1)
     return LogprobsLists(
         numbers.astype(np.int32), (-numbers / 7).astype(kind), np.ones(tokens, np.int64)
     )
