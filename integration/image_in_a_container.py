@@ -99,7 +99,8 @@ def test_default_command_serves_and_ends_on_sigterm(containers: Containers, serv
         checks.append(containers.podman("healthcheck", "run", served).returncode)
     logs = containers.podman("logs", served)
     assert checks[-1] == 0, logs.stderr[-4000:]
-    assert checks[0] != 0  # 1, or podman's own 125 where the check took more than its 5 s
+    answered = [code for code in checks if code != 125]  # podman: over its 5 s
+    assert answered[0] == 1
     answer = call(URL, "/invocations", {"inputs": "The capital of France is"})
     assert answer.json() == {"generated_text": " Paris. The city lies on the river Seine."}
     inside = containers.podman("exec", served, "sh", "-c", "id -u; touch /x")

@@ -123,16 +123,13 @@ class RequestContext:
         names = adapter_names(self.call, fields, adapters.__contains__)
         if names == [None] and adapters.has_others and fields.get("adapters") is None:
             names = [await _adapter_of_model(adapters, fields.get("model"), self.deadline())]
-        if check is not None and any(names) and not any(map(self._may_have_code, names)):
+        if (
+            check is not None
+            and any(names)
+            and not any(_may_have_code(name, adapters) for name in names)
+        ):
             check()
         self.adapters = tuple([await self._hold(name) if name else None for name in names])
-
-    def _may_have_code(self, name: str | None) -> bool:
-        """Whether an adapter has hooks, or is not here yet."""
-        if not name:
-            return False
-        adapters = self.runtime.adapters
-        return name not in adapters or adapters.describe(name).hooks.are_some
 
     async def _hold(self, name: str) -> Adapter:
         if name not in self._held:
@@ -234,6 +231,13 @@ async def _adapter_of_model(
         return None
     async with deadline:
         return model if await adapters.find_on_demand(model) else None
+
+
+def _may_have_code(name: str | None, adapters: AdapterRegistry) -> bool:
+    """Whether an adapter has hooks, or is not here yet."""
+    if not name:
+        return False
+    return name not in adapters or adapters.describe(name).hooks.are_some
 
 
 def _differ(adapters: tuple[Adapter | None, ...]) -> bool:
