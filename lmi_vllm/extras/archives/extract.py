@@ -105,7 +105,7 @@ def _extract_tar(
     sizes: dict[str, int] = {}
     written = 0
     # Large blocks: after each, the interpreter's lock is waited for while vLLM is imported.
-    with tarfile.open(archive, "r|*", bufsize=_COPY_BYTES) as members:
+    with _opened_tar(archive) as members:
         for count, member in enumerate(members, start=1):
             written += member.size  # before its bytes are: a link or a device has none
             if limits is not None and (count > limits.files or written > limits.total_bytes):
@@ -118,6 +118,13 @@ def _extract_tar(
             if content is not None:
                 sizes[str(path.relative_to(destination))] = member.size
     return sizes
+
+
+def _opened_tar(archive: Path) -> tarfile.TarFile:
+    try:
+        return tarfile.open(archive, "r|*", bufsize=_COPY_BYTES)
+    except AttributeError as e:  # Python 3.11.2's answer to a damaged field of gzip's header
+        raise tarfile.ReadError(str(e)) from e
 
 
 def _extract_zip(

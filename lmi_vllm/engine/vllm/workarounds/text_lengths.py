@@ -89,7 +89,10 @@ class TextLengths:
             return prompt
         prompt = params.apply_pre_tokenization(self._tokenizer, prompt)
         special = params.add_special_tokens
-        ids = self._bare.encode(prompt["prompt"], add_special_tokens=special).ids
+        try:
+            ids = self._bare.encode(prompt["prompt"], add_special_tokens=special).ids
+        except TypeError:  # a lone surrogate: the error is vLLM's
+            return prompt
         most = params.get_encode_kwargs().get("max_length")
         is_cut = most is not None and len(ids) > most
         return prompt if is_cut else {"prompt_token_ids": ids, **prompt}

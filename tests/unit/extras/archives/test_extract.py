@@ -38,6 +38,8 @@ def zip_with_link() -> bytes:
     return buffer.getvalue()
 
 
+# A header with a field of 65,535 bytes, and no valid block behind it.
+GZIP_OF_NOTHING = b"\x1f\x8b\x08\x04" + b"\0" * 6 + b"\xff" * 102
 REFUSED = [
     pytest.param("a.tar.gz", tar_gz({"../x": b"1"}), "would leave", id="tar-parent"),
     pytest.param("a.tar.gz", tar_gz({"/tmp/x": b"1"}), "would leave", id="tar-absolute"),
@@ -49,6 +51,7 @@ REFUSED = [
     pytest.param("a.zip", b"not a zip", "damaged", id="zip-damaged"),
     pytest.param("a.tgz", b"not a tar", "damaged", id="tar-damaged"),
     pytest.param("a.tgz", tar_gz({"x": b"1" * 9999})[:-30], "damaged", id="tar-truncated"),
+    pytest.param("a.tgz", GZIP_OF_NOTHING, "damaged", id="tar-damaged-field"),
 ]
 
 
