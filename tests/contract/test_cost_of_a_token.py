@@ -203,7 +203,7 @@ BRIDGED: Final[dict[str, Mapping[str, Any]]] = {
     },
     "/v1/responses": {"model": "lmi", "input": PROMPT, "max_output_tokens": 8, "temperature": 0},
 }
-# Of vLLM's own server: 1.01 to 1.06, and 1.08 beside other work. CPU time is measured by `make bench`.
+# Of vLLM's own server: 1.01 to 1.06, beside other work 1.08. `make bench` measures CPU time.
 MOST_CALLS: Final = 1.1
 REQUESTS: Final = 8  # one after the other, on one connection
 
