@@ -43,36 +43,39 @@ from typing import ClassVar, Final, Self
 
 
 class Fault(StrEnum):
-    """Who caused an error: its name, its status, and vLLM's `type` of it.
+    """Who caused an error: its name, its status, and LMI's and vLLM's `type` of it.
 
     In some dialects the status differs, and settings change it. Use a `StatusTable` to read it.
     """
 
     status: int
+    kind: str
     openai_type: str
 
-    def __new__(cls, name: str, status: int, openai_type: str = "InternalServerError") -> Self:
+    def __new__(
+        cls, name: str, status: int, kind: str, openai_type: str = "InternalServerError"
+    ) -> Self:
         """Return the member of that name."""
         fault = str.__new__(cls, name)
-        fault._value_, fault.status, fault.openai_type = name, status, openai_type
+        fault._value_, fault.status, fault.kind, fault.openai_type = name, status, kind, openai_type
         return fault
 
-    CLIENT = "client", 424, "BadRequestError"
-    CUSTOM_CODE = "custom_code", 424
-    NOT_FOUND = "not_found", 404, "NotFoundError"
-    BAD_PARAMETER = "bad_parameter", 400, "BadRequestError"
-    UNAUTHORIZED = "unauthorized", 401, "AuthenticationError"
-    FORBIDDEN = "forbidden", 403, "PermissionDeniedError"
-    METHOD = "method", 405, "MethodNotAllowedError"
-    EXPECTATION = "expectation", 417, "BadRequestError"
-    CONFLICT = "conflict", 409
-    TOO_LARGE = "too_large", 413, "BadRequestError"
-    SLOW = "slow", 408, "RequestTimeoutError"
-    MEMORY = "memory", 507
-    OVERLOAD = "overload", 503, "ServiceUnavailableError"
-    NOT_READY = "not_ready", 503, "ServiceUnavailableError"
-    DEADLINE = "deadline", 500
-    ENGINE = "engine", 500
+    CLIENT = "client", 424, "BadRequestException", "BadRequestError"
+    CUSTOM_CODE = "custom_code", 424, "BadRequestException"
+    NOT_FOUND = "not_found", 404, "ResourceNotFoundException", "NotFoundError"
+    BAD_PARAMETER = "bad_parameter", 400, "BadRequestException", "BadRequestError"
+    UNAUTHORIZED = "unauthorized", 401, "UnauthorizedException", "AuthenticationError"
+    FORBIDDEN = "forbidden", 403, "ForbiddenException", "PermissionDeniedError"
+    METHOD = "method", 405, "MethodNotAllowedException", "MethodNotAllowedError"
+    EXPECTATION = "expectation", 417, "ExpectationFailedException", "BadRequestError"
+    CONFLICT = "conflict", 409, "ConflictException"
+    TOO_LARGE = "too_large", 413, "PayloadTooLargeException", "BadRequestError"
+    SLOW = "slow", 408, "RequestTimeoutException", "RequestTimeoutError"
+    MEMORY = "memory", 507, "InsufficientMemoryException"
+    OVERLOAD = "overload", 503, "WlmCapacityException", "ServiceUnavailableError"
+    NOT_READY = "not_ready", 503, "ServiceUnavailableException", "ServiceUnavailableError"
+    DEADLINE = "deadline", 500, "TimeoutException"
+    ENGINE = "engine", 500, "InternalServerException"
 
 
 class Dialect(StrEnum):
@@ -90,7 +93,11 @@ class LmiError(Exception):
     """Base of all our errors; its text is for the person who caused the error."""
 
     fault: ClassVar[Fault] = Fault.ENGINE
-    kind: ClassVar[str] = "InternalServerException"
+
+    @property
+    def kind(self) -> str:
+        """LMI's `type` of the error: that of its fault."""
+        return self.fault.kind
 
     @property
     def text(self) -> str:
@@ -150,7 +157,6 @@ class RequestError(LmiError):
     """The request's own content is wrong."""
 
     fault = Fault.CLIENT
-    kind = "BadRequestException"
 
 
 class PayloadError(RequestError):
@@ -170,7 +176,6 @@ class CustomCodeError(LmiError):
     """A handler or formatter of the user failed on a request."""
 
     fault = Fault.CUSTOM_CODE
-    kind = "BadRequestException"
 
 
 class ManagementError(LmiError):
@@ -181,29 +186,27 @@ class BadParameterError(ManagementError):
     """A query or body parameter is missing or wrong."""
 
     fault = Fault.BAD_PARAMETER
-    kind = "BadRequestException"
 
 
 class ResourceNotFoundError(ManagementError):
     """The named object, or the path, does not exist; `kind` is LMI's word for it."""
 
     fault = Fault.NOT_FOUND
-    kind = "ResourceNotFoundException"
+    kind: str = Fault.NOT_FOUND.kind
 
     def __init__(
         self,
         text: str = "Requested resource is not found, please refer to API document.",
-        kind: str = "ResourceNotFoundException",
+        kind: str = Fault.NOT_FOUND.kind,
     ) -> None:
         super().__init__(text)
-        self.kind = kind  # type: ignore[misc]
+        self.kind = kind
 
 
 class MethodNotAllowedError(ManagementError):
     """The path exists, but not with this method; `allowed` are its methods."""
 
     fault = Fault.METHOD
-    kind = "MethodNotAllowedException"
 
     def __init__(
         self,
@@ -218,21 +221,18 @@ class ExpectationError(ManagementError):
     """The `Expect` header has another value than 100-continue."""
 
     fault = Fault.EXPECTATION
-    kind = "ExpectationFailedException"
 
 
 class AdapterConflictError(ManagementError):
     """The adapter name is taken, or its source is never loaded."""
 
     fault = Fault.CONFLICT
-    kind = "ConflictException"
 
 
 class AdapterRefusedError(ManagementError):
     """An adapter was refused; the text has the adapter and the reason."""
 
     fault = Fault.CLIENT
-    kind = "BadRequestException"
 
 
 class AdapterMissingError(AdapterRefusedError):
@@ -243,14 +243,12 @@ class AdapterCapacityError(AdapterRefusedError):
     """No slot or memory is left for a pinned or preloaded adapter."""
 
     fault = Fault.MEMORY
-    kind = "InsufficientMemoryException"
 
 
 class UnauthorizedError(LmiError):
     """The server has API keys and the request has none of them."""
 
     fault = Fault.UNAUTHORIZED
-    kind = "UnauthorizedException"
 
     def __init__(
         self,
@@ -263,28 +261,24 @@ class CrossSiteError(LmiError):
     """A browser sends the request for a page of another site."""
 
     fault = Fault.FORBIDDEN
-    kind = "ForbiddenException"
 
 
 class PayloadTooLargeError(LmiError):
     """The body is larger than `max_request_size`."""
 
     fault = Fault.TOO_LARGE
-    kind = "PayloadTooLargeException"
 
 
 class SlowBodyError(LmiError, TimeoutError):
     """The body did not arrive in time; a TimeoutError, because aiohttp may be reading it."""
 
     fault = Fault.SLOW
-    kind = "RequestTimeoutException"
 
 
 class OverloadError(LmiError):
     """The in-flight limit is reached."""
 
     fault = Fault.OVERLOAD
-    kind = "WlmCapacityException"
     retry_after_seconds = 1
 
     def __init__(self, model: str) -> None:
@@ -295,7 +289,6 @@ class NotReadyError(LmiError):
     """The server is starting, restarting its engine, or draining."""
 
     fault = Fault.NOT_READY
-    kind = "ServiceUnavailableException"
 
     def __init__(self, text: str, retry_after_seconds: int = 5) -> None:
         super().__init__(text)
@@ -306,7 +299,6 @@ class DeadlineError(LmiError):
     """A time limit of the server expired; the text names the setting."""
 
     fault = Fault.DEADLINE
-    kind = "TimeoutException"
 
 
 class EngineFailureError(LmiError):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from lmi_vllm.checks.secure_mode import AdapterCheck, StartCheck
     from lmi_vllm.commands.serve import RunMode
     from lmi_vllm.config.settings import ExtraSettings, Settings
-    from lmi_vllm.engine.base import FetchMedia, GrammarTrials
+    from lmi_vllm.engine.base import CheckGrammar, FetchMedia
     from lmi_vllm.engine.factory import EngineFactory
     from lmi_vllm.engine.vllm.outputs import TokenLane
     from lmi_vllm.server.code_start import CodeLoader
@@ -113,9 +113,11 @@ class Extra:
     )
     # What makes the client for URLs inside messages; at most one extra has it.
     media: "Lazy[Callable[[], FetchMedia]] | None" = None
-    # What tries a grammar before the engine sees it, made with the seconds and the thread of its
-    # trials; at most one extra has it.
-    grammar_trials: "Lazy[Callable[[float, ThreadPoolExecutor], GrammarTrials]] | None" = None
+    # What tries a grammar before the engine gets it, made with the engine's client, and with the
+    # seconds and the thread of its trials; at most one extra has it.
+    grammar_trials: "Lazy[Callable[[object, float, ThreadPoolExecutor], CheckGrammar]] | None" = (
+        None
+    )
     # What takes tokens of plain requests before vLLM's output processor, made with the tokenizer;
     # at most one extra has it.
     token_lane: "Lazy[Callable[[object], TokenLane]] | None" = None

@@ -329,18 +329,6 @@ class HttpCall:
 
 
 @dataclass(frozen=True, slots=True)
-class OpenAISchemas:
-    """JSON schemas of what OpenAI calls take and answer, by kind, for the API description.
-
-    They refer to `definitions` as components of an OpenAPI document.
-    """
-
-    requests: Mapping[str, object] = field(default_factory=dict)
-    answers: Mapping[str, object] = field(default_factory=dict)
-    definitions: Mapping[str, object] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
 class Reply:
     """An answer without HTTP: `stream` yields framed rows, else `body` is the whole answer."""
 

@@ -3,9 +3,9 @@
 Each promise below has a contract test that runs over every engine (`tests/contract/`).
 """
 
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Protocol
 
 from lmi_vllm.errors import EngineMemoryError, EngineStartError
 from lmi_vllm.messages import (
@@ -17,7 +17,6 @@ from lmi_vllm.messages import (
     MediaPolicy,
     OpenAICall,
     OpenAIReply,
-    OpenAISchemas,
     PromptToken,
 )
 
@@ -108,11 +107,6 @@ class HttpApplication(Protocol):
         ...
 
     @property
-    def paths(self) -> Mapping[str, Mapping[str, Any]]:
-        """The OpenAPI description of each path; slow at the first call."""
-        ...
-
-    @property
     def sees_every_request(self) -> bool:
         """Whether it must get every OpenAI request: to count them, or for middleware."""
         ...
@@ -166,31 +160,9 @@ class FetchMedia(Protocol):
         ...
 
 
-class TriedGrammar(NamedTuple):
-    """A compiled grammar in vLLM's form, and what it takes to walk it."""
-
-    grammar: Any
-    bitmask: Any  # of one row, for the tokens that may come next
-    lengths: Any  # of the vocabulary's tokens
-    ends: Any  # token ids
-
-
-# An exception says what is wrong with the grammar.
-CompileGrammar = Callable[[], TriedGrammar]
-
-
-class GrammarTrials(Protocol):
-    """Tries grammars in processes that can be ended; equal grammars once."""
-
-    async def verdict(
-        self, grammar: str, compile_grammar: CompileGrammar, max_tokens: int | None, source: str
-    ) -> str:
-        """Return why `grammar` is refused for an answer of that many tokens; empty if it is not.
-
-        Trials of one `source` do not delay those of others. A trial ends when no caller waits for
-        it.
-        """
-        ...
+# Raises vLLM's error if the engine may not compile a schema, regular expression or grammar (in
+# vLLM's form), for an answer of that many tokens to that client.
+CheckGrammar = Callable[[Any, int | None, str], Awaitable[None]]
 
 
 class EngineProcess(Protocol):
@@ -263,8 +235,8 @@ class Engine(EngineProcess, Protocol):
         ...
 
     @property
-    def openai_schemas(self) -> OpenAISchemas:
-        """What its OpenAI handlers read and answer; slow at the first call."""
+    def openapi(self) -> Mapping[str, Any]:
+        """An OpenAPI document of what its handlers read and answer; slow at the first call."""
         ...
 
     def generate(

@@ -27,7 +27,6 @@ from lmi_vllm.sources.base import (
     InterruptedTransferError,
     ProgressSink,
     StoredObject,
-    human_size,
 )
 from lmi_vllm.sources.local import MANIFEST_NAME
 
@@ -37,7 +36,18 @@ SPACE_ADVICE: Final = "choose a larger disk (SERVING_DOWNLOAD_DIR)"
 POLL_SECONDS = 0.4
 RATE_WINDOW_SECONDS = 10.0
 RETRY_PAUSES_SECONDS: Final = (0.5, 2.0)
+_UNITS: Final = ("kB", "MB", "GB", "TB", "PB")
+_THOUSAND: Final = 1000
 _Result = TypeVar("_Result")
+
+
+def human_size(size: float) -> str:
+    """`size` bytes with a decimal unit, as `df -H` prints them."""
+    for power, unit in enumerate(_UNITS, start=1):
+        scaled = size / 1000**power
+        if 1 <= scaled < _THOUSAND:
+            return f"{scaled:.1f} {unit}"
+    return f"{size:.0f} bytes" if size < _THOUSAND else f"{size / 1000**5:.1f} PB"
 
 
 def is_weight_file(name: str) -> bool:

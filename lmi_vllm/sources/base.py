@@ -3,12 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Protocol
 
 from lmi_vllm.errors import DownloadError
-
-_UNITS: Final = ("kB", "MB", "GB", "TB", "PB")
-_THOUSAND: Final = 1000
 
 
 class InterruptedTransferError(Exception):
@@ -17,15 +14,6 @@ class InterruptedTransferError(Exception):
 
 class UnreachableError(Exception):
     """The source cannot be reached; a cached copy may be used instead."""
-
-
-def human_size(size: float) -> str:
-    """`size` bytes with a decimal unit, as `df -H` prints them."""
-    for power, unit in enumerate(_UNITS, start=1):
-        scaled = size / 1000**power
-        if 1 <= scaled < _THOUSAND:
-            return f"{scaled:.1f} {unit}"
-    return f"{size:.0f} bytes" if size < _THOUSAND else f"{size / 1000**5:.1f} PB"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +26,6 @@ class DownloadProgress:
     bytes_total: int
     bytes_per_second: float = 0.0
     seconds_left: float | None = None
-
-    @property
-    def text(self) -> str:
-        """A line of text: files, bytes, rate and time left."""
-        percent = 100 * self.bytes // self.bytes_total if self.bytes_total else 100
-        left = "" if self.seconds_left is None else f", {self.seconds_left:.0f} s left"
-        return (
-            f"{percent}% of {human_size(self.bytes_total)}, {self.files} of {self.files_total} "
-            f"files, {human_size(self.bytes_per_second)}/s{left}"
-        )
 
 
 class ProgressSink(Protocol):

@@ -4,7 +4,6 @@ A store is a row in `Extra.stores`: s3:// is one, of the extra object_stores. A 
 other source claims is an id for `Extra.repositories`: the extra hub.
 """
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -20,7 +19,7 @@ from lmi_vllm.sources.base import (
     Store,
     ignore_progress,
 )
-from lmi_vllm.sources.local import MANIFEST_NAME, LocalPaths
+from lmi_vllm.sources.local import LocalPaths
 
 _LOCAL: Final = LocalPaths()
 _STORES: Final = "object_stores"
@@ -76,33 +75,15 @@ def fetch_model(  # noqa: PLR0913 - one name for each thing that start-up knows
     a cache, by the same rules. It is renamed when complete, and unchanged while the source is.
 
     Raises:
-        DownloadError: the text names the source, the reason and what to do; or what `destination`
-            holds already.
+        DownloadError: the text names the source, the reason and what to do.
     """
     if destination is not None:
         destination = destination.expanduser().absolute()
-        _require_usable(destination)
     request = FetchRequest(
         reference.strip(), environ, revision, load_format, ignore_patterns, download_dir,
         destination, on_progress, limits,
     )  # fmt: skip
     return source_of(request.reference).fetch(request)
-
-
-def _require_usable(destination: Path) -> None:
-    if not destination.exists():
-        return
-    if os.path.ismount(destination):
-        raise DownloadError(
-            f"{destination} is a mount point, which cannot be replaced when the model is complete: "
-            f"name a directory below it, such as {destination / 'model'}"
-        )
-    if not destination.is_dir() or (
-        any(destination.iterdir()) and not (destination / MANIFEST_NAME).exists()
-    ):
-        raise DownloadError(
-            f"{destination} is not empty and was not made by lmi-vllm fetch: name another directory"
-        )
 
 
 def read_text(

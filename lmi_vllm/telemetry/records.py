@@ -10,7 +10,7 @@ import ipaddress
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
 
 from lmi_vllm.errors import Fault
@@ -131,20 +131,15 @@ class RequestRecord:
     def background(self) -> "RequestRecord":
         """Return a record for the work that continues after the answer; it takes what has begun."""
         work, self.work = self.work, []
-        return RequestRecord(
-            self.request_id,
-            self.method,
-            self.route,
-            self.shown_path,
-            self.remote,
-            self.dialect,
-            self.observers,
-            is_inference=self.is_inference,
-            adapter=self.adapter,
+        return replace(
+            self,
             is_background=True,
-            key=self.key,
-            trace_headers=self.trace_headers,
+            fault=None,
+            span=None,
+            keep=None,
             work=work,
+            began=time.monotonic(),
+            arrived=time.time(),
         )
 
     def end(self, status: int) -> None:

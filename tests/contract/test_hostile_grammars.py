@@ -172,13 +172,12 @@ async def test_grammars_are_refused_without_the_trials_extra() -> None:
     from vllm.exceptions import VLLMValidationError  # noqa: PLC0415 (as below)
     from vllm.sampling_params import StructuredOutputsParams  # noqa: PLC0415
 
-    from lmi_vllm.engine.vllm.workarounds.grammars import (  # noqa: PLC0415 (imports vLLM)
-        GrammarGuard,
+    from lmi_vllm.engine.vllm.workarounds.hostile_requests import (  # noqa: PLC0415 (imports vLLM)
+        refuse_untried,
     )
 
-    guard = GrammarGuard(llm=None, trials=None)
     with pytest.raises(VLLMValidationError, match="needs the extra grammar_trials"):
-        await guard.check(StructuredOutputsParams(regex="[0-9]"), 8, "")
+        await refuse_untried(StructuredOutputsParams(regex="[0-9]"), 8, "")
 
 
 def test_constraint_of_any_library_is_tried(run: LoopThread, vllm_engine: Engine) -> None:

@@ -21,7 +21,7 @@ from vllm.tokenizers import get_tokenizer
 
 from lmi_vllm.demo import DEMO_MODEL_DIR
 from lmi_vllm.engine.base import Engine, HttpApplication
-from lmi_vllm.engine.vllm.workarounds.slow_parsers import SECONDS, TOO_SLOW, limit_parsers
+from lmi_vllm.engine.vllm.workarounds.parsers import SECONDS, TOO_SLOW, limit_parsers
 from lmi_vllm.errors import EngineStartError, RequestError
 from lmi_vllm.messages import HttpCall, ServingProfile
 from lmi_vllm.telemetry.records import RequestRecord, enter_record

@@ -27,7 +27,7 @@ PACKAGES = {
     r"|checks\.secure_mode\.(Adapter|Start)Check"
     r"|commands\.serve\.RunMode|config\.settings\.(Extra)?Settings"
     r"|server\.(model_files\.(AdditionalDownload|MakePackages|StartVariables)|model_manager\.WithoutModel|code_start\.CodeLoader)"
-    r"|engine\.(base\.(FetchMedia|GrammarTrials)|factory\.EngineFactory|vllm\.outputs\.TokenLane)"
+    r"|engine\.(base\.(CheckGrammar|FetchMedia)|factory\.EngineFactory|vllm\.outputs\.TokenLane)"
     r"|server\.listeners\.ListenerContext"
     r"|server\.plan\.(AroundStart|PlannedStart|PlanVariables)"
     r"|server\.context\.(ServerLifespan|MakeProcesses)|sources\.base\.(Extract|Repositories|Store)",
@@ -56,7 +56,7 @@ AWS = r"extras/object_stores/\w+\.py|extras/bench/sagemaker_client\.py"
 # Foreign library -> the files that may know it (pattern over the path below lmi_vllm).
 LIBRARIES = {
     "vllm": r"engine/vllm/(workarounds/)?\w+\.py"
-    r"|extras/(legacy_models/classes|seq2seq/requests)\.py",
+    r"|extras/(grammar_trials/guard|legacy_models/classes|seq2seq/requests)\.py",
     "aiohttp": r"(web|server|commands)/\w+\.py|cli\.py"
     r"|extras/(bench/http_client|(api_docs|console|front_ends|kserve|load_reports|media_urls|root_path"
     r"|management|tgi|vllm_adapters)/\w+)\.py",
@@ -71,7 +71,7 @@ LIBRARIES = {
     r"|extras/(exporters/lmi_series|front_ends/series|lora_series/series)\.py",
     "opentelemetry": r"extras/traces/spans\.py",
     "torch": r"engine/vllm/(workarounds/)?\w+\.py|extras/(seq2seq|legacy_models)/\w+\.py"
-    r"|extras/pickled_adapters/convert\.py",
+    r"|extras/(grammar_trials/guard|pickled_adapters/convert)\.py",
     "transformers": r"engine/vllm/\w+\.py|extras/seq2seq/(decoding|model|sampling)\.py"
     r"|extras/legacy_models/classes\.py",
     "tokenizers": r"extras/(token_lane/decoding|seq2seq/text)\.py",

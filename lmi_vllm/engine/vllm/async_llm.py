@@ -25,6 +25,7 @@ from vllm.v1.engine.utils import EngineZmqAddresses, launch_core_engines
 from vllm.v1.executor import Executor
 
 from lmi_vllm.checks.base_model import describe_base
+from lmi_vllm.engine.base import CheckGrammar
 from lmi_vllm.engine.private_folders import PrivateFolder, new_private_folder
 from lmi_vllm.engine.vllm.adapters import EngineAdapters, UsableAdapters
 from lmi_vllm.engine.vllm.engine_calls import EngineCalls, LoadedAdapter
@@ -36,9 +37,9 @@ from lmi_vllm.engine.vllm.names import (
 )
 from lmi_vllm.engine.vllm.outputs import EngineOutputs, lane_for
 from lmi_vllm.engine.vllm.workarounds import CPU_WORKER, is_needed
-from lmi_vllm.engine.vllm.workarounds.grammars import GrammarGuard
+from lmi_vllm.engine.vllm.workarounds.hostile_requests import grammar_check
 from lmi_vllm.engine.vllm.workarounds.not_finite import REASON, is_marked_not_finite
-from lmi_vllm.engine.vllm.workarounds.reasoning_parsers import check_reasoning
+from lmi_vllm.engine.vllm.workarounds.parsers import check_reasoning
 from lmi_vllm.engine.vllm.workarounds.zero_adapter import load_zero_adapter
 from lmi_vllm.errors import LmiError
 from lmi_vllm.messages import EngineArguments, EngineSlot, ServingProfile
@@ -88,7 +89,7 @@ class GuardedAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
         if lane is not None:
             lane.read_messages(self.engine_core.decoder)
         seconds = setup.profile.limits.grammar_timeout
-        self.grammars = GrammarGuard.of(self, seconds, setup.thread) if seconds else None
+        self.check_grammar = grammar_check(self, seconds, setup.thread)
 
     def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         """End the engine as AsyncLLM does, but not from a half torn down interpreter.
@@ -124,8 +125,8 @@ class GuardedAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
             lora_request=to_lora_request(adapter),
             **_continued_trace(options),
         )
-        if self.grammars and is_bound:
-            outputs = _checked(outputs, self.grammars, sampling_params)
+        if self.check_grammar and is_bound:
+            outputs = _checked(outputs, self.check_grammar, sampling_params)
         return self._with_slot(outputs, adapter, lora_request)
 
     def encode(  # type: ignore[override,unused-ignore]
@@ -323,12 +324,12 @@ def _refused() -> Any:
 
 
 async def _checked(
-    outputs: AsyncGenerator[Any, None], grammars: GrammarGuard, params: Any
+    outputs: AsyncGenerator[Any, None], check_grammar: CheckGrammar, params: Any
 ) -> AsyncGenerator[Any, None]:
     async with contextlib.aclosing(outputs):
         record = current_record()
         source = "" if record is None else record.source
-        await grammars.check(params.structured_outputs, params.max_tokens, source)
+        await check_grammar(params.structured_outputs, params.max_tokens, source)
         async for output in outputs:
             yield output
 

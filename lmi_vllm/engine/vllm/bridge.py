@@ -37,7 +37,7 @@ from lmi_vllm.engine.vllm.names import VllmEngineDeadError, create_error_respons
 from lmi_vllm.engine.vllm.routes import SAGEMAKER, ExactRoutes, described, is_refused
 from lmi_vllm.engine.vllm.workarounds import Scope, apply
 from lmi_vllm.engine.vllm.workarounds.hostile_requests import check_conversation
-from lmi_vllm.engine.vllm.workarounds.slow_parsers import limit_parsers
+from lmi_vllm.engine.vllm.workarounds.parsers import limit_parsers
 from lmi_vllm.errors import (
     EngineDeadError,
     EngineFailureError,
@@ -50,7 +50,6 @@ from lmi_vllm.messages import (
     HttpCall,
     HttpRoute,
     OpenAIReply,
-    OpenAISchemas,
     ServingProfile,
 )
 from lmi_vllm.multipart import boundary_of, with_field
@@ -171,29 +170,6 @@ class Bridge:
             if "{" not in route.path
             for method in route.methods
         }
-
-    @property
-    def paths(self) -> Mapping[str, Mapping[str, Any]]:
-        """The application's own OpenAPI description of each forwarded path."""
-        handed_on = {route.path for route in self.routes}
-        described = self.app.openapi()["paths"]
-        return {path: item for path, item in described.items() if path in handed_on}
-
-    @functools.cached_property
-    def schemas(self) -> OpenAISchemas:
-        """The schemas of the routes' bodies, from the application's own description; slow."""
-        document = self.app.openapi()
-        requests, answers = {}, {}
-        for path, methods in document["paths"].items():
-            kind = path.removeprefix("/v1").removeprefix("/")
-            operation = methods.get("post", {})
-            requests[kind] = _json_schema(operation.get("requestBody", {}))
-            answers[kind] = _json_schema(operation.get("responses", {}).get("200", {}))
-        return OpenAISchemas(
-            {kind: schema for kind, schema in requests.items() if schema},
-            {kind: schema for kind, schema in answers.items() if schema},
-            document.get("components", {}).get("schemas", {}),
-        )
 
     @functools.cached_property
     def sees_every_request(self) -> bool:
@@ -328,10 +304,3 @@ def _for_model(call: HttpCall, model: str) -> bytes:
             "an adapter answers JSON objects and forms only, and the body is neither"
         ) from error
     return json.dumps({**payload, "model": model}).encode()
-
-
-def _json_schema(described: Mapping[str, Any]) -> Mapping[str, object]:
-    schema: Mapping[str, object] = (
-        described.get("content", {}).get("application/json", {}).get("schema", {})
-    )
-    return schema

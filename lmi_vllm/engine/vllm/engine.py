@@ -7,6 +7,7 @@ from collections.abc import (
     AsyncIterator,
     Collection,
     Coroutine,
+    Mapping,
     Sequence,
 )
 from concurrent.futures import ThreadPoolExecutor
@@ -42,7 +43,6 @@ from lmi_vllm.messages import (
     GenerationJob,
     OpenAICall,
     OpenAIReply,
-    OpenAISchemas,
     PromptToken,
     ServingProfile,
 )
@@ -119,9 +119,9 @@ class VllmClient:
         self._is_closing = False
 
     @property
-    def openai_schemas(self) -> OpenAISchemas:
-        """The schemas of vLLM's own request and response models."""
-        return self.http.schemas
+    def openapi(self) -> Mapping[str, Any]:
+        """The description that vLLM's application has of itself."""
+        return self.http.app.openapi()
 
     @property
     def active_adapters(self) -> ActiveAdapters:

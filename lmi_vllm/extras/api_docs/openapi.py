@@ -8,8 +8,9 @@ import asyncio
 import copy
 import re
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import orjson
 from aiohttp import web
@@ -30,7 +31,6 @@ from lmi_vllm.extras.api_docs.operations import (
 from lmi_vllm.extras.api_docs.page import docs_page
 from lmi_vllm.extras.api_docs.schemas import any_of, own_schemas, reference
 from lmi_vllm.inference.service import InferenceService
-from lmi_vllm.messages import OpenAISchemas
 from lmi_vllm.web.app import WebOptions, groups_of
 from lmi_vllm.web.request import OPENAI_ROUTES, OPTIONS, SERVICE, RouteGroup, dialect_of
 
@@ -45,6 +45,37 @@ _DIALECT_ERRORS: Final[Mapping[Dialect, str]] = {
     Dialect.COHERE: "OpenAIError",
 }
 _PARAMETER_IN_PATH: Final = re.compile(r"{(\w+)}")
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAISchemas:
+    """JSON schemas of what OpenAI calls take and answer, by kind, and what these refer to."""
+
+    requests: Mapping[str, object] = field(default_factory=dict)
+    answers: Mapping[str, object] = field(default_factory=dict)
+    definitions: Mapping[str, object] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, engine: Engine | None) -> Self:
+        """Return those in an engine's description; there are none before the engine."""
+        if engine is None:
+            return cls()
+        requests, answers = {}, {}
+        for path, methods in engine.openapi.get("paths", {}).items():
+            kind = path.removeprefix("/v1").removeprefix("/")
+            operation = methods.get("post", {})
+            requests[kind] = _json_schema(operation.get("requestBody", {}))
+            answers[kind] = _json_schema(operation.get("responses", {}).get("200", {}))
+        return cls(
+            {kind: schema for kind, schema in requests.items() if schema},
+            {kind: schema for kind, schema in answers.items() if schema},
+            engine.openapi.get("components", {}).get("schemas", {}),
+        )
+
+
+def _json_schema(described: Mapping[str, Any]) -> Mapping[str, object]:
+    schema: Mapping[str, object] = described.get("content", {}).get(JSON, {}).get("schema", {})
+    return schema
 
 
 async def openapi(request: web.Request) -> web.Response:
@@ -76,7 +107,7 @@ async def _document_of(request: web.Request) -> dict[str, Any]:
 def build_document(service: InferenceService, options: WebOptions) -> dict[str, Any]:
     """Return the OpenAPI document of a server with this service and these options."""
     engine = service.loaded_engine
-    openai = OpenAISchemas() if engine is None else engine.openai_schemas
+    openai = OpenAISchemas.of(engine)
     schemas = {**openai.definitions, **_union_schemas(openai), **own_schemas()}
     document: dict[str, Any] = {
         "openapi": OPENAPI_VERSION,
@@ -102,10 +133,11 @@ def _engine_paths(engine: Engine | None, described: Collection[str]) -> dict[str
     """Return the paths of the engine's own application that are not described already."""
     if engine is None or engine.http is None:
         return {}
+    forwarded = {route.path for route in engine.http.routes}
     return {
         path: {method: {**operation, "tags": ["vLLM"]} for method, operation in item.items()}
-        for path, item in engine.http.paths.items()
-        if path not in described
+        for path, item in engine.openapi.get("paths", {}).items()
+        if path in forwarded and path not in described
     }
 
 

@@ -45,9 +45,9 @@ from lmi_vllm.extras.compile_cache.store import (
     CompileCacheSettings,
     open_cache_store,
 )
-from lmi_vllm.extras.transfer import without_secrets
+from lmi_vllm.extras.transfer import human_size, without_secrets
 from lmi_vllm.server.plan import PlannedStart
-from lmi_vllm.sources.base import InterruptedTransferError, UnreachableError, human_size
+from lmi_vllm.sources.base import InterruptedTransferError, UnreachableError
 
 logger = logging.getLogger(__name__)
 

@@ -4,6 +4,7 @@ The directory is the only thing on stdout; progress and errors go to stderr.
 """
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -12,7 +13,9 @@ from typing import Final, TextIO
 
 from lmi_vllm.config.secrets import mask_urls
 from lmi_vllm.errors import DownloadError
+from lmi_vllm.extras.transfer import human_size
 from lmi_vllm.sources.base import DownloadProgress
+from lmi_vllm.sources.local import MANIFEST_NAME
 from lmi_vllm.sources.table import fetch_model, store_examples
 
 SECONDS_BETWEEN_LINES: Final = 5.0
@@ -39,6 +42,8 @@ def _model_forms() -> str:
 def run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Fetch the model and print its directory; return 0, raise `DownloadError` on failure."""
     display = ProgressDisplay(sys.stderr)
+    if arguments.to is not None:
+        _require_usable(arguments.to.expanduser().absolute())
     try:
         directory = fetch_model(
             arguments.model,
@@ -56,6 +61,32 @@ def run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
     return 0
 
 
+def _require_usable(destination: Path) -> None:
+    if not destination.exists():
+        return
+    if os.path.ismount(destination):
+        raise DownloadError(
+            f"{destination} is a mount point, which cannot be replaced when the model is complete: "
+            f"name a directory below it, such as {destination / 'model'}"
+        )
+    if not destination.is_dir() or (
+        any(destination.iterdir()) and not (destination / MANIFEST_NAME).exists()
+    ):
+        raise DownloadError(
+            f"{destination} is not empty and was not made by lmi-vllm fetch: name another directory"
+        )
+
+
+def text_of(progress: DownloadProgress) -> str:
+    """Return a line of text: files, bytes, rate and time left."""
+    percent = 100 * progress.bytes // progress.bytes_total if progress.bytes_total else 100
+    left = "" if progress.seconds_left is None else f", {progress.seconds_left:.0f} s left"
+    return (
+        f"{percent}% of {human_size(progress.bytes_total)}, {progress.files} of "
+        f"{progress.files_total} files, {human_size(progress.bytes_per_second)}/s{left}"
+    )
+
+
 class ProgressDisplay:
     """A bar on a terminal, elsewhere one line every few seconds."""
 
@@ -71,10 +102,10 @@ class ProgressDisplay:
         if self._is_terminal:
             filled = _BAR_CELLS * progress.bytes // max(1, progress.bytes_total)
             bar = "#" * filled + "." * (_BAR_CELLS - filled)
-            self._stream.write(f"\r\x1b[K[{bar}] {progress.text}")
+            self._stream.write(f"\r\x1b[K[{bar}] {text_of(progress)}")
             self._has_bar = True
         elif is_done or time.monotonic() >= self._next_line:
-            self._stream.write(f"Fetching: {progress.text}\n")
+            self._stream.write(f"Fetching: {text_of(progress)}\n")
             self._next_line = time.monotonic() + SECONDS_BETWEEN_LINES
         self._stream.flush()
 

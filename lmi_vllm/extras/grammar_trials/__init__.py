@@ -4,4 +4,4 @@ from typing import Final
 
 from lmi_vllm.extension import Extra, Lazy
 
-EXTRA: Final = Extra(grammar_trials=Lazy("lmi_vllm.extras.grammar_trials.trials:Trials"))
+EXTRA: Final = Extra(grammar_trials=Lazy("lmi_vllm.extras.grammar_trials.guard:GrammarGuard"))

@@ -8,13 +8,15 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final
 
-from lmi_vllm.engine.base import CompileGrammar
 from lmi_vllm.extras.grammar_trials.child import PASSED, end_trial, fork_trial, wait_for_verdict
 from lmi_vllm.extras.grammar_trials.queue import FairSemaphore, SharedTask
-from lmi_vllm.extras.grammar_trials.walks import walk
+from lmi_vllm.extras.grammar_trials.walks import TriedGrammar, walk
 
 WALK_TOKENS: Final = 1024  # of an answer that may be so long
 MAX_VERDICTS: Final = 4096  # verdicts
+
+# An exception says what is wrong with the grammar.
+CompileGrammar = Callable[[], TriedGrammar]
 
 
 class Trials:
@@ -30,7 +32,11 @@ class Trials:
     async def verdict(
         self, grammar: str, compile_grammar: CompileGrammar, max_tokens: int | None, source: str
     ) -> str:
-        """Return why the grammar is refused, or nothing; see `GrammarTrials.verdict`."""
+        """Return why the grammar is refused for an answer of that many tokens; empty if it is not.
+
+        Trials of one `source` do not delay those of others. A trial ends when no caller waits for
+        it.
+        """
         # Rounded up, so that few lengths of answers need a try of their own.
         steps = min(1 << (max(max_tokens or WALK_TOKENS, 16) - 1).bit_length(), WALK_TOKENS)
         key = hashlib.sha256(f"{steps} {grammar}".encode("utf-8", "replace")).digest()

@@ -11,15 +11,22 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Any, Final
-
-from lmi_vllm.engine.base import TriedGrammar
+from typing import Any, Final, NamedTuple
 
 WALK_SECONDS: Final = 0.5  # per walk, for a harmless grammar over a large vocabulary
 STEP_SECONDS: Final = 0.05  # processor time that one token may cost
 MEAN_SECONDS: Final = 0.01  # that the tokens of an answer may cost on average
 MIN_TOKENS: Final = 16  # from which growth can be told
 _LEAST: Final = 1e-9  # seconds; a coarse clock may say 0, of which there is no power
+
+
+class TriedGrammar(NamedTuple):
+    """A compiled grammar in vLLM's form, and what it takes to walk it."""
+
+    grammar: Any
+    bitmask: Any  # of one row, for the tokens that may come next
+    lengths: Any  # of the vocabulary's tokens
+    ends: Any  # token ids
 
 
 def walk(tried: TriedGrammar, steps: int) -> None:

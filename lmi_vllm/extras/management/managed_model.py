@@ -22,14 +22,12 @@ class ModelConflictError(ManagementError):
     """A model of that name is registered already; 409."""
 
     fault = Fault.CONFLICT
-    kind = "ConflictException"
 
 
 class ModelCapacityError(ManagementError):
     """There is no room for another model: one per process, or memory is not enough; 507."""
 
     fault = Fault.MEMORY
-    kind = "InsufficientMemoryException"
 
 
 @dataclass(frozen=True, slots=True)

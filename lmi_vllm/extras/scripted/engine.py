@@ -10,7 +10,7 @@ import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from lmi_vllm.engine.base import ActiveAdapters, DirectChunks, DirectEvents, Engine, HttpApplication
 from lmi_vllm.engine.factory import EngineFactory
@@ -24,7 +24,6 @@ from lmi_vllm.messages import (
     GenerationJob,
     OpenAICall,
     OpenAIReply,
-    OpenAISchemas,
     PromptToken,
     ServingProfile,
 )
@@ -81,7 +80,7 @@ class ScriptedEngine:
     task: str = "generate"
     tokenizer: object = None
     http: HttpApplication | None = None
-    openai_schemas: OpenAISchemas = field(default_factory=OpenAISchemas)
+    openapi: Mapping[str, Any] = field(default_factory=dict)
     openai_error: Mapping[str, object] = field(default_factory=dict)  # ends streams as vLLM's
     refused_adapters: Mapping[str, str] = field(default_factory=dict)  # name -> reason
     adapters: dict[str, AdapterRef] = field(default_factory=dict)

@@ -7,8 +7,8 @@ KV cache, kernels of its own, LoRA, grammars, and more than one device.
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Sequence
-from typing import Final
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any, Final
 
 from lmi_vllm.engine.base import (
     ActiveAdapters,
@@ -25,7 +25,7 @@ from lmi_vllm.errors import (
 )
 from lmi_vllm.extras.seq2seq.model import LoadedModel, load_model, release
 from lmi_vllm.extras.seq2seq.openai import OpenAIAnswers
-from lmi_vllm.extras.seq2seq.requests import request_schemas
+from lmi_vllm.extras.seq2seq.requests import openapi_document
 from lmi_vllm.extras.seq2seq.runner import SequenceRunner
 from lmi_vllm.messages import (
     AdapterRef,
@@ -34,7 +34,6 @@ from lmi_vllm.messages import (
     GenerationJob,
     OpenAICall,
     OpenAIReply,
-    OpenAISchemas,
     PromptToken,
     ServingProfile,
 )
@@ -102,9 +101,9 @@ class TransformersEngine:
         return self._steps.progress
 
     @property
-    def openai_schemas(self) -> OpenAISchemas:
-        """JSON schemas of vLLM's request and response models that this engine uses."""
-        return request_schemas()
+    def openapi(self) -> Mapping[str, Any]:
+        """An OpenAPI document of vLLM's request and response models that this engine uses."""
+        return openapi_document()
 
     async def generate(
         self, job: GenerationJob, direct: DirectChunks | None = None

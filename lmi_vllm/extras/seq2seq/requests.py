@@ -21,7 +21,6 @@ from vllm.exceptions import VLLMClientError
 
 from lmi_vllm.errors import PayloadError
 from lmi_vllm.extras.seq2seq.sampling import NO_GRAMMARS
-from lmi_vllm.messages import OpenAISchemas
 
 SCHEMA_REFERENCE: Final = "#/components/schemas/{model}"
 COMPLETIONS: Final = "completions"
@@ -99,18 +98,25 @@ def answer_model(kind: str) -> Any:
 
 
 @functools.cache
-def request_schemas() -> OpenAISchemas:
-    """Return the JSON schemas of the bodies that are read and the answers that are written."""
+def openapi_document() -> Mapping[str, Any]:
+    """Return an OpenAPI document of the bodies that are read and the answers that are written."""
     wanted: list[tuple[str, JsonSchemaMode, TypeAdapter[Any]]] = []
     for kind, (request, answer) in _MODELS.items():
         wanted.append((kind, "validation", TypeAdapter(request)))
         wanted.append((kind, "serialization", TypeAdapter(answer)))
     found, shared = TypeAdapter.json_schemas(wanted, ref_template=SCHEMA_REFERENCE)
-    return OpenAISchemas(
-        {kind: schema for (kind, mode), schema in found.items() if mode == "validation"},
-        {kind: schema for (kind, mode), schema in found.items() if mode != "validation"},
-        shared.get("$defs", {}),
-    )
+    bodies = {key: {"content": {"application/json": {"schema": one}}} for key, one in found.items()}
+    operations = {
+        kind: {
+            "requestBody": bodies[kind, "validation"],
+            "responses": {"200": bodies[kind, "serialization"]},
+        }
+        for kind in _MODELS
+    }
+    return {
+        "paths": {f"/v1/{kind}": {"post": operation} for kind, operation in operations.items()},
+        "components": {"schemas": shared.get("$defs", {})},
+    }
 
 
 def sampling_fields(

@@ -14,6 +14,6 @@ EXTRA: Final = Extra(
             )
         }
     ),
-    placement_rules=(Lazy("lmi_vllm.extras.validate.heads:offer_sizes"),),
-    checkpoint_rules=(Lazy("lmi_vllm.extras.validate.heads:refuse_size"),),
+    placement_rules=(Lazy("lmi_vllm.extras.validate.model_shape:offer_sizes"),),
+    checkpoint_rules=(Lazy("lmi_vllm.extras.validate.model_shape:refuse_size"),),
 )

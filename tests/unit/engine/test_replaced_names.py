@@ -14,7 +14,8 @@ from lmi_vllm.engine.vllm.workarounds import ELSEWHERE, WORKAROUNDS
 ROOT: Final = Path(workarounds.__file__).parents[4]
 SEAM: Final = ROOT / "lmi_vllm/engine/vllm"
 FOLDER: Final = SEAM / "workarounds"
-LANE: Final = ROOT / "lmi_vllm/extras/token_lane"  # keeps vLLM's state of its sequences
+# The first keeps vLLM's state of its sequences, the second compiles grammars as the engine does.
+EXTRAS: Final = (ROOT / "lmi_vllm/extras/token_lane", ROOT / "lmi_vllm/extras/grammar_trials")
 ALL: Final = "all supported"
 MAX_NAMES, MAX_MODULES = 6, 10
 # How each module of the folder ends its docstring, in this order; a thread is named by its address.
@@ -94,14 +95,14 @@ FIELDS_SET: Final = {
         "state.stats.num_generation_tokens",
     },
     "workarounds/decoded_media.py": {"self.record.decoded_audio", "self.record.decoded_pixels"},
-    "workarounds/grammars.py": {
+    "workarounds/hostile_requests.py": {
         "manager.__class__",  # the engine holds that very one
         "manager.backends",
     },
     "workarounds/ignored_modules.py": {"config.parallel_config.worker_extension_cls"},
     "workarounds/not_finite.py": {"computed.num_nans_in_logits", "scheduler.scheduler_cls"},
     "workarounds/prompt_logprobs.py": {"runner.num_prompt_logprobs"},
-    "workarounds/slow_parsers.py": {
+    "workarounds/parsers.py": {
         "handler.parser",
         "handler.parser_cls",
         "self.record.parser_seconds",
@@ -114,7 +115,8 @@ PRIVATE_READ: Final = {
         "engine_args._api_process_rank",
     },
     "token_lane/decoding.py": {"detokenizer._last_output_text_offset"},
-    "workarounds/grammars.py": {"outputs._backend"},
+    "grammar_trials/guard.py": {"outputs._backend"},
+    "workarounds/hostile_requests.py": {"outputs._backend"},
     "workarounds/ignored_modules.py": {"worker.model_runner.lora_manager._adapter_manager"},
     "workarounds/prompt_logprobs.py": {
         "runner.lora_manager._adapter_manager",
@@ -125,8 +127,9 @@ PRIVATE_READ: Final = {
 
 
 def modules() -> Iterator[tuple[str, ast.Module]]:
-    """Yield the modules of the seam by their path below it, and those of the token lane."""
-    for root, files in ((SEAM, SEAM.rglob("*.py")), (LANE.parent, LANE.glob("*.py"))):
+    """Yield the modules of the seam by their path below it, and those of the two extras."""
+    extras = [(folder.parent, folder.glob("*.py")) for folder in EXTRAS]
+    for root, files in ((SEAM, SEAM.rglob("*.py")), *extras):
         for file in sorted(files):
             yield str(file.relative_to(root)), ast.parse(file.read_text(encoding="utf-8"))
 
@@ -137,8 +140,9 @@ def workaround_modules() -> list[Path]:
 
 
 def of_what_is_there(listed: Mapping[str, set[str]]) -> Mapping[str, set[str]]:
-    """Return the names without those of the token lane where that extra is not installed."""
-    return {path: names for path, names in listed.items() if LANE.is_dir() or LANE.name not in path}
+    """Return the names without those of an extra that is not installed."""
+    missing = tuple(f"{folder.name}/" for folder in EXTRAS if not folder.is_dir())
+    return {path: names for path, names in listed.items() if not path.startswith(missing)}
 
 
 def foreign(node: ast.Attribute) -> bool:

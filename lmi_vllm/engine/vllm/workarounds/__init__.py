@@ -131,14 +131,12 @@ ELSEWHERE: Final = {
     "decoded_media": Elsewhere(
         "workarounds/hostile_requests.py", "test_large_image_is_refused_before_it_is_decoded"
     ),
-    "grammars": Elsewhere("async_llm.py", "test_hostile_constraint_is_refused_and_others_go_on"),
     "hostile_requests": Elsewhere(
         "engine.py", "test_connector_refuses_addresses_that_are_not_public"
     ),
     "ignored_modules": Elsewhere("configuration.py", "test_modules_that_vllm_ignores_are_refused"),
     "not_finite": Elsewhere("configuration.py", "test_plain_vllm_corrupts_every_later_answer"),
-    "reasoning_parsers": Elsewhere("async_llm.py", "test_hostile_field_harms_no_other_request"),
-    "slow_parsers": Elsewhere("bridge.py", "test_slow_parser_is_interrupted"),
+    "parsers": Elsewhere("bridge.py", "test_slow_parser_is_interrupted"),
     "text_lengths": Elsewhere("engine.py", "test_long_text_is_refused_before_it_is_converted"),
     "zero_adapter": Elsewhere(
         "async_llm.py",

@@ -8,18 +8,27 @@ Conversations of the Responses API. vLLM tries an invalid item as each of some s
 collects all errors of all items on the event loop: a body of 2 MB blocks it for minutes. So vLLM's
 own model reads a long list a few items at a time, up to the first invalid one.
 
-Schedulers. Ours end requests whose numbers are not finite (`not_finite`), or whose grammar becomes
-slow in the engine (`grammars`).
+Grammars. The extra grammar_trials tries each before the engine compiles it; without it none is
+taken. vLLM chooses one of four libraries for each, but compiles with that of the engine's first
+request. After a schema that only Outlines takes, no other request could have an object or a
+grammar. With xgrammar first, what only another library knows was ignored. Here the engine keeps a
+library for each.
 
-Upstream: https://github.com/vllm-project/vllm/issues/57157 (media), 54003 (slow grammars).
+Schedulers. Ours end requests whose numbers are not finite (`not_finite`), or whose grammar becomes
+slow in the engine.
+
+Upstream: https://github.com/vllm-project/vllm/issues/57157 (media), 54003 (slow grammars). The
+    libraries are not reported that we know of.
 Releases: 0.31 and later.
 Shows: a URL is fetched from inside the network. A body of 2 MB of wrong items blocks the event loop
-    for minutes. A token of one request takes over a second, and all others wait.
+    for minutes. A token of one request takes over a second, and all others wait. After
+    `patternProperties` beside `multipleOf` every `json_object` is 500.
 May go: when test_media_guard.py, test_hostile_grammars.py and the conversations of test_bridge.py
     of tests/contract hold without it.
 """
 
 import asyncio
+import copy
 import json
 import logging
 import time
@@ -37,8 +46,9 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import FinishReason
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.request import RequestStatus
+from vllm.v1.structured_output import StructuredOutputManager
 
-from lmi_vllm.engine.base import FetchMedia, MediaRefusedError
+from lmi_vllm.engine.base import CheckGrammar, FetchMedia, MediaRefusedError
 from lmi_vllm.engine.vllm.names import (
     EngineCoreOutput,
     EngineCoreOutputs,
@@ -47,7 +57,6 @@ from lmi_vllm.engine.vllm.names import (
 )
 from lmi_vllm.engine.vllm.workarounds import CPU_WORKER, joined_class
 from lmi_vllm.engine.vllm.workarounds.decoded_media import MediaBudget
-from lmi_vllm.engine.vllm.workarounds.grammars import keep_every_backend
 from lmi_vllm.engine.vllm.workarounds.not_finite import REASON, mark_not_finite
 from lmi_vllm.errors import RequestError
 from lmi_vllm.extension import extension
@@ -60,6 +69,10 @@ _ITEMS_AT_ONCE: Final = 64  # wrong ones: 0.03 s
 _UNREAD: Final = (AttributeError, LookupError, RecursionError, TypeError)  # of vLLM's validators
 # Processor time of a step's grammars in the engine; above it the slow ones end.
 SLOWEST_MASK_SECONDS: Final = 0.1
+_UNTRIED: Final = (
+    "a schema, regular expression or grammar needs the extra grammar_trials, which is not "
+    "installed; LMI_GRAMMAR_TIMEOUT=0 serves it untried"
+)
 SLOW_GRAMMAR: Final = (
     "the schema, regular expression or grammar is too ambiguous or too deeply repeated: a token of "
     "this answer took too long"
@@ -169,6 +182,42 @@ async def check_conversation(call: HttpCall) -> None:
                 f"input: one of the items {first + 1} to {last} is none of the Responses API"
             ) from error
         await asyncio.sleep(0)
+
+
+async def refuse_untried(*_: object) -> None:
+    """Refuse every grammar: the extra that tries them is not installed."""
+    raise VLLMValidationError(_UNTRIED)
+
+
+def grammar_check(llm: Any, seconds: float, thread: ThreadPoolExecutor) -> CheckGrammar | None:
+    """Return what tries a grammar before the engine gets it; None if LMI_GRAMMAR_TIMEOUT is 0."""
+    if not seconds:
+        return None
+    make = extension(lambda extra: extra.grammar_trials)
+    return refuse_untried if make is None else make(llm, seconds, thread)
+
+
+class EveryBackend(StructuredOutputManager):  # type: ignore[misc,unused-ignore]
+    """vLLM's manager of grammars with a library for each kind of request, not the first for all."""
+
+    backend: Any
+    backends: dict[str, Any]
+
+    def grammar_init(self, request: Any) -> None:
+        """As vLLM's, with the request's own library, also for the thread that compiles it."""
+        if request.structured_output_request is None:
+            return
+        outputs = request.structured_output_request.params
+        ours: Any = copy.copy(self)
+        ours.backend = self.backends.get(outputs._backend)
+        StructuredOutputManager.grammar_init(ours, request)  # makes one where there is none
+        self.backend = self.backends[outputs._backend] = ours.backend
+
+
+def keep_every_backend(manager: Any) -> None:
+    """Make an engine's manager, which has had no request yet, one that keeps every library."""
+    manager.backends = {}
+    manager.__class__ = EveryBackend
 
 
 class _ClearedBlocks(KVCacheConfig):  # type: ignore[misc,unused-ignore]

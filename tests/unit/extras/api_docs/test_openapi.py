@@ -10,7 +10,7 @@ from lmi_vllm.errors import Fault, StatusTable
 from lmi_vllm.extras.api_docs.openapi import build_document
 from lmi_vllm.extras.api_docs.operations import OPERATIONS
 from lmi_vllm.extras.scripted.engine import ScriptedEngine
-from lmi_vllm.messages import OpenAISchemas, ServingProfile
+from lmi_vllm.messages import ServingProfile
 from lmi_vllm.web.app import WebOptions
 from tests.conftest import ServeScripted
 from tests.support.scripted_application import ROUTES
@@ -139,9 +139,11 @@ async def test_openapi_takes_vllm_s_schemas_from_the_engine(
 ) -> None:
     """OpenAI bodies are what the loaded engine says; before there is one, plain objects."""
     schema = {"$ref": "#/components/schemas/Chat"}
-    engine.openai_schemas = OpenAISchemas(
-        {"chat/completions": schema}, {}, {"Chat": {"type": "object", "required": ["messages"]}}
-    )
+    chat = {"requestBody": {"content": {"application/json": {"schema": schema}}}}
+    engine.openapi = {
+        "paths": {"/v1/chat/completions": {"post": chat}},
+        "components": {"schemas": {"Chat": {"type": "object", "required": ["messages"]}}},
+    }
     loaded = await _document(serve)
     body = loaded["paths"]["/v1/chat/completions"]["post"]["requestBody"]
     assert body["content"]["application/json"]["schema"] == schema

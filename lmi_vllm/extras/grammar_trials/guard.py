@@ -1,52 +1,38 @@
-"""Grammars that would stall the engine, or that it compiles with another request's library.
+"""Grammars that would stall the engine are refused before it compiles them.
 
 vLLM compiles a schema, regular expression or grammar in a thread of its engine that cannot be
 stopped. Then it uses the grammar for each token inside the engine's step. A request of a few bytes
-can make both take minutes. So a child process of the extra grammar_trials does both first, and only
-fast grammars reach the engine. vLLM also checks each on the event loop, so what is slow there is
-refused. A trial cannot reach every state (behind a rare word that `logit_bias` forces, for
-example), so the scheduler ends a request whose grammar becomes slow (`hostile_requests`).
+can make both take minutes. So a child process does both first, and only fast grammars reach the
+engine. vLLM also checks each on the event loop, so what is slow there is refused. A trial cannot
+reach every state (behind a rare word that `logit_bias` forces, for example), so the scheduler ends
+a request whose grammar becomes slow (`workarounds.hostile_requests`).
 
-vLLM chooses one of four libraries for each, but compiles with that of the engine's first request.
-After a schema that only Outlines takes, no other request could have an object or a grammar. With
-xgrammar first, what only another library knows was ignored. Here the engine keeps a library for
-each.
-
-Upstream: https://github.com/vllm-project/vllm/issues/54003 (stalls); the libraries are not reported
-    that we know of.
+Upstream: https://github.com/vllm-project/vllm/issues/54003.
 Releases: 0.31 and later, with xgrammar 0.2.8.
 Shows: `minProperties` over 200 optional ones compiles for 15 s. `((a{1,100}){1,100}){1,100}` takes
-    over a second a token after 90, and all others wait. After `patternProperties` beside
-    `multipleOf` every `json_object` is 500.
+    over a second a token after 90, and all others wait.
 May go: when tests/contract/test_hostile_grammars.py holds without it.
 """
 
 import asyncio
-import copy
 import importlib
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import numpy as np
 import torch
-from vllm.v1.structured_output import StructuredOutputManager
 from vllm.v1.structured_output.backend_guidance import GuidanceBackend
 from vllm.v1.structured_output.backend_lm_format_enforcer import LMFormatEnforcerBackend
 from vllm.v1.structured_output.backend_outlines import OutlinesBackend
 from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
 from vllm.v1.structured_output.request import get_structured_output_key
 
-from lmi_vllm.engine.base import GrammarTrials, TriedGrammar
 from lmi_vllm.engine.vllm.names import SamplingParams, StructuredOutputsParams, VLLMValidationError
-from lmi_vllm.extension import extension
+from lmi_vllm.extras.grammar_trials.trials import Trials
+from lmi_vllm.extras.grammar_trials.walks import TriedGrammar
 
-_UNTRIED: Final = (
-    "a schema, regular expression or grammar needs the extra grammar_trials, which is not "
-    "installed; LMI_GRAMMAR_TIMEOUT=0 serves it untried"
-)
 # Processor time that vLLM's check may take, which it makes again on the event loop.
 CHECK_SECONDS: Final = 0.3
 _BACKENDS: Final = {
@@ -59,22 +45,16 @@ _IMPORTED: Final = ("llguidance.hf", "llguidance.torch", "lmformatenforcer", "ou
 _AUTO: Final = "auto"  # the first of them, and others for what it lacks
 
 
-@dataclass(slots=True)
 class GrammarGuard:
-    """Has every constraint tried before the engine gets it; refuses it if nothing tries it."""
+    """Has every constraint of an engine tried before the engine gets it; see `CheckGrammar`."""
 
-    llm: Any
-    trials: GrammarTrials | None
-    _vocabulary: "_Vocabulary | None" = None  # once one is needed
-    _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
+    def __init__(self, llm: Any, seconds: float, thread: ThreadPoolExecutor) -> None:
+        self._llm = llm
+        self._trials = Trials(seconds, thread)
+        self._vocabulary: _Vocabulary | None = None  # once one is needed
+        self._reading = asyncio.Lock()
 
-    @classmethod
-    def of(cls, llm: Any, seconds: float, thread: ThreadPoolExecutor) -> Self:
-        """Return the guard with an extra's trials; `thread` is the parent of their processes."""
-        make = extension(lambda extra: extra.grammar_trials)
-        return cls(llm, None if make is None else make(seconds, thread))
-
-    async def check(
+    async def __call__(
         self, outputs: StructuredOutputsParams, max_tokens: int | None, source: str
     ) -> None:
         """Check that the engine may compile this constraint for an answer of so many tokens.
@@ -82,13 +62,11 @@ class GrammarGuard:
         Raises:
             VLLMValidationError: it takes too long or too much memory, or is no grammar at all.
         """
-        if self.trials is None:
-            raise VLLMValidationError(_UNTRIED)
         async with self._reading:
             if self._vocabulary is None:
-                self._vocabulary = await asyncio.to_thread(_Vocabulary, self.llm)
+                self._vocabulary = await asyncio.to_thread(_Vocabulary, self._llm)
         compile_grammar = partial(self._vocabulary.compiled, outputs)
-        verdict = await self.trials.verdict(_named(outputs), compile_grammar, max_tokens, source)
+        verdict = await self._trials.verdict(_named(outputs), compile_grammar, max_tokens, source)
         if verdict:
             raise VLLMValidationError(verdict)
 
@@ -138,26 +116,3 @@ def _named(outputs: StructuredOutputsParams) -> str:
     except RecursionError:
         raise VLLMValidationError("the JSON schema is nested too deeply") from None
     return f"{kind} {text}"
-
-
-class EveryBackend(StructuredOutputManager):  # type: ignore[misc,unused-ignore]
-    """vLLM's manager of grammars with a library for each kind of request, not the first for all."""
-
-    backend: Any
-    backends: dict[str, Any]
-
-    def grammar_init(self, request: Any) -> None:
-        """As vLLM's, with the request's own library, also for the thread that compiles it."""
-        if request.structured_output_request is None:
-            return
-        outputs = request.structured_output_request.params
-        ours: Any = copy.copy(self)
-        ours.backend = self.backends.get(outputs._backend)
-        StructuredOutputManager.grammar_init(ours, request)  # makes one where there is none
-        self.backend = self.backends[outputs._backend] = ours.backend
-
-
-def keep_every_backend(manager: Any) -> None:
-    """Make an engine's manager, which has had no request yet, one that keeps every library."""
-    manager.backends = {}
-    manager.__class__ = EveryBackend

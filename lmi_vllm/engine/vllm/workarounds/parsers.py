@@ -1,12 +1,12 @@
-"""A bound on the time that vLLM's parsers of tool calls and reasoning take for one answer.
+"""vLLM's parsers of tool calls and reasoning: slow ones are bounded, failing ones seen in time.
 
-They read the answer on the event loop, so every client waits meanwhile. A client can make the
-model write a text that is slow for them: a start token repeated, calls that are never closed.
-Some are slow by a regular expression (of `re` or `regex`), some by a loop in Python, and a stream
-reads its whole text again for each token. So each of them has a limit: a timer's signal, whose
-handler raises. Both libraries of regular expressions look for signals while they match. Only the
-main thread can be interrupted, and the server's event loop is there. In another thread the error
-comes once the parser is done.
+Slow parsers. They read the answer on the event loop, so every client waits meanwhile. A client can
+make the model write a text that is slow for them: a start token repeated, calls that are never
+closed. Some are slow by a regular expression (of `re` or `regex`), some by a loop in Python, and a
+stream reads its whole text again for each token. So each of them has a limit: a timer's signal,
+whose handler raises. Both libraries of regular expressions look for signals while they match. Only
+the main thread can be interrupted, and the server's event loop is there. In another thread the
+error comes once the parser is done.
 
 Grows with the square of the text or worse, measured with 400 repetitions: the tool parsers `dots`,
 `gemma4` (1 s or more for 1600), `deepseek_v3`, `deepseek_v31`, `ernie45`, `hunyuan_a13b`, `jamba`,
@@ -15,22 +15,31 @@ Grows with the square of the text or worse, measured with 400 repetitions: the t
 Counting the reasoning tokens of 16000 tokens takes `inkling` 1.7 s, and `gemma4` 1.4 s. Whether
 reasoning has ended is found in linear time by all of them: 0.5 us a token or less.
 
+Failing parsers. Where an answer is bound by a grammar, vLLM's engine makes the server's reasoning
+parser within its own step, to see when the grammar begins. It makes it of fields of the request,
+and of the tokenizer. An exception there ends the engine with all requests, so such a request is
+refused before.
+
 Upstream: not reported that we know of.
 Releases: 0.31 and later.
 Shows: `<dots_function_call>` and the beginning of a call, 800 times in an answer, take 0.9 s and
-    four times that for each doubling, in which no client gets a token.
-May go: when tests/contract/test_slow_parsers.py holds without it.
+    four times that for each doubling, in which no client gets a token. `/inference/v1/generate`
+    with a grammar ends the engine that has the reasoning parser `k2_horizon`, by
+    `reasoning_effort` "none" in `reasoning_parser_kwargs`. With `deepseek_r1` and a tokenizer
+    without `<think>` a grammar alone does.
+May go: when tests/contract/test_slow_parsers.py and integration/hostile_fields.py hold without it.
 """
 
 import functools
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Final
 
+from lmi_vllm.engine.vllm.names import ReasoningParserManager, VLLMValidationError
 from lmi_vllm.telemetry.records import current_record
 
 SECONDS: Final = 1.0  # processor time that the parsers of one request may take
@@ -140,3 +149,21 @@ def limit_parsers(state: Any) -> None:
             handler.parser_cls = limited(handler.parser_cls, alarm)
         if hasattr(getattr(handler, "parser", None), "parse_delta"):
             handler.parser = limited(handler.parser, alarm)
+
+
+def check_reasoning(llm: Any, prompt: Any, options: Mapping[str, Any]) -> None:
+    """Check that the engine can find out whether a request's prompt ends in reasoning.
+
+    Raises:
+        VLLMValidationError: its fields, or the tokenizer, do not fit the server's parser.
+    """
+    config = llm.vllm_config.structured_outputs_config
+    if not config.reasoning_parser or options.get("reasoning_ended"):
+        return
+    fields = options.get("reasoning_parser_kwargs") or {}
+    try:  # as the engine's StructuredOutputManager does
+        kind = ReasoningParserManager.get_reasoning_parser(config.reasoning_parser)
+        parser = kind(tokenizer=llm.renderer.tokenizer, **fields)
+        parser.is_reasoning_end(prompt.get("prompt_token_ids") or [])
+    except Exception as error:  # vLLM's own, of many kinds
+        raise VLLMValidationError(f"the server's reasoning parser fails: {error}") from error
