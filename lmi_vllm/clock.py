@@ -29,15 +29,15 @@ class Clock:
         """Wait for so many seconds."""
         await asyncio.sleep(seconds)
 
-    async def limit(self, seconds: float | None, work: Coroutine[Any, Any, T]) -> T:
-        """Return the result of `work`; it is cancelled, and waited for, when it takes longer.
+    async def limit(self, seconds: float | None, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Return the result of `coroutine`; it is cancelled, and waited for, when it takes longer.
 
         Raises:
             TimeoutError: `seconds` have passed; never with None.
         """
         if seconds is None:
-            return await work
-        task, timer = asyncio.ensure_future(work), asyncio.ensure_future(self.sleep(seconds))
+            return await coroutine
+        task, timer = asyncio.ensure_future(coroutine), asyncio.ensure_future(self.sleep(seconds))
         try:
             await asyncio.wait({task, timer}, return_when=asyncio.FIRST_COMPLETED)
             if not task.done():

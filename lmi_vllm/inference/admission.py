@@ -108,10 +108,10 @@ class Admission:
         if not self._in_flight:
             self._idle.set()
 
-    def follow(self, work: asyncio.Task[Any]) -> None:
-        """Cancel `work`, which goes on after its request was answered, with the others."""
-        self._tasks[work] += 1
-        work.add_done_callback(partial(_forget, self._tasks))
+    def follow(self, task: asyncio.Task[Any]) -> None:
+        """Cancel `task`, which goes on after its request was answered, with the others."""
+        self._tasks[task] += 1
+        task.add_done_callback(partial(_forget, self._tasks))
 
     def subscribe_end(self, on_end: Callable[[], None]) -> None:
         """Call `on_end` when `cancel_all` is called."""
@@ -177,8 +177,8 @@ class Holdings:
         # do.
         self._on_release: list[Callable[[], None]] = []
         self._stack: contextlib.AsyncExitStack | None = None
-        self._work: asyncio.Task[Any] | None = None  # continues after the answer
-        self._later: RequestRecord | None = None  # record of the continued work
+        self._task: asyncio.Task[Any] | None = None  # continues after the answer
+        self._later: RequestRecord | None = None  # record of the continued task
         self._closing: asyncio.Task[None] | None = None
         if record is not None:
             record.keep = self.keep
@@ -194,17 +194,17 @@ class Holdings:
             self._stack = contextlib.AsyncExitStack()
         return self._stack
 
-    def keep(self, work: asyncio.Task[Any]) -> None:
-        """Keep everything until `work` ends, which continues after the answer."""
-        self._work = work
-        self._queue.follow(work)
+    def keep(self, task: asyncio.Task[Any]) -> None:
+        """Keep everything until `task` ends, which continues after the answer."""
+        self._task = task
+        self._queue.follow(task)
 
     async def release(self) -> None:
-        """Release everything, after work that continues; may be called twice."""
-        if self._work is not None and not self._work.done():
+        """Release everything, after a task that continues; may be called twice."""
+        if self._task is not None and not self._task.done():
             if self._later is None and self._record is not None:
                 self._later = self._record.background()
-            self._work.add_done_callback(self._release_later)
+            self._task.add_done_callback(self._release_later)
             return
         try:
             if self._stack is not None:
@@ -213,15 +213,15 @@ class Holdings:
             while self._on_release:
                 self._on_release.pop()()
 
-    def _release_later(self, work: asyncio.Task[Any]) -> None:
+    def _release_later(self, task: asyncio.Task[Any]) -> None:
         self._closing = asyncio.ensure_future(self.release())
         later, self._later = self._later, None
         if later is not None and self._record is not None:
-            later.work += self._record.work
-            later.end(_status_of(work))
+            later.sequences += self._record.sequences
+            later.end(_status_of(task))
 
 
-def _status_of(work: asyncio.Task[Any]) -> int:
-    if work.cancelled():
+def _status_of(task: asyncio.Task[Any]) -> int:
+    if task.cancelled():
         return DISCONNECTED
-    return _SUCCESS if work.exception() is None else _FAILURE
+    return _SUCCESS if task.exception() is None else _FAILURE

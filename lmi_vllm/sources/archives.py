@@ -77,8 +77,8 @@ def unpack(
         if target.is_dir():
             return target
         target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".unpacking-", dir=target.parent) as work:
-            content = Path(work) / "content"
+        with tempfile.TemporaryDirectory(prefix=".unpacking-", dir=target.parent) as folder:
+            content = Path(folder) / "content"
             extract_archive(archive, content, shown, limits)
             try:
                 content.rename(target)

@@ -1,7 +1,7 @@
 """The record of one request: filled while it runs, reported once when it has ended.
 
-Nothing here costs anything per token. The engine passes its own counters (`EngineWork`), which are
-read when the request ends. A context variable holds the record, because on one lane vLLM's own
+Nothing here costs anything per token. The engine passes its own counters (`EngineSequence`), which
+are read when the request ends. A context variable holds the record, because on one lane vLLM's own
 handlers are between the route and the engine.
 """
 
@@ -20,7 +20,7 @@ SEVERAL: Final = "several"  # adapters of a list that are named
 
 
 @dataclass(frozen=True, slots=True)
-class WorkFigures:
+class SequenceFigures:
     """The engine's figures of one sequence; times in seconds, None for what did not happen."""
 
     prompt_tokens: int = 0
@@ -30,10 +30,10 @@ class WorkFigures:
     token_seconds: float | None = None  # mean, after the first token
 
 
-class EngineWork(Protocol):
+class EngineSequence(Protocol):
     """One sequence of a request inside the engine."""
 
-    def figures(self) -> WorkFigures:
+    def figures(self) -> SequenceFigures:
         """Return the present figures."""
         ...
 
@@ -106,7 +106,7 @@ class RequestRecord:
     # Called with a task that continues after the answer: the request's resources are kept until it
     # ends.
     keep: Callable[[asyncio.Task[Any]], None] | None = None
-    work: list[EngineWork] = field(default_factory=list)
+    sequences: list[EngineSequence] = field(default_factory=list)
     began: float = field(default_factory=time.monotonic)
     arrived: float = field(default_factory=time.time)
 
@@ -129,15 +129,15 @@ class RequestRecord:
             self.adapter = name if self.adapter in ("", name) else SEVERAL
 
     def background(self) -> "RequestRecord":
-        """Return a record for the work that continues after the answer; it takes what has begun."""
-        work, self.work = self.work, []
+        """Return a record for a task that continues after the answer; it takes what has begun."""
+        sequences, self.sequences = self.sequences, []
         return replace(
             self,
             is_background=True,
             fault=None,
             span=None,
             keep=None,
-            work=work,
+            sequences=sequences,
             began=time.monotonic(),
             arrived=time.time(),
         )
@@ -145,7 +145,7 @@ class RequestRecord:
     def end(self, status: int) -> None:
         """Notify every observer; `status` is the answer's, or DISCONNECTED."""
         summary = self.summary(status)
-        self.work.clear()  # the context of an idle connection keeps the record
+        self.sequences.clear()  # the context of an idle connection keeps the record
         self.keep = None
         for observe in self.observers:
             observe(summary)
@@ -154,7 +154,7 @@ class RequestRecord:
 
     def summary(self, status: int) -> RequestSummary:
         """Return the finished request; `status` is the HTTP status, or DISCONNECTED."""
-        figures = [work.figures() for work in self.work]
+        figures = [sequence.figures() for sequence in self.sequences]
         first = [one.first_token_time for one in figures if one.first_token_time is not None]
         spent = [one.token_seconds for one in figures if one.token_seconds is not None]
         queued = [one.queue_seconds for one in figures if one.queue_seconds is not None]

@@ -169,7 +169,7 @@ def test_background_response_keeps_its_request_slot(
         (task,) = tasks
         await task
         await whole(reply)
-        return [reply.status, len(record.work), vllm_engine.running_requests]
+        return [reply.status, len(record.sequences), vllm_engine.running_requests]
 
     assert [run(kept({})), run(kept({"stream": True}))] == [[200, 1, 0]] * 2
 

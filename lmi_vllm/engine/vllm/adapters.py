@@ -102,7 +102,7 @@ class EngineAdapters:
         self._loaded: dict[int, LoadedAdapter] = {}
 
     @property
-    def at_work(self) -> ActiveAdapters:
+    def active(self) -> ActiveAdapters:
         """The adapters that requests run on or wait for, by the names in the requests."""
         names = {one.engine_id: one.shown for one in self._loaded.values()}
         taken, awaited = (

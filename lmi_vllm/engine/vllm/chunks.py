@@ -8,7 +8,7 @@ from lmi_vllm.engine.vllm.adapters import BASE_ADAPTER_NAME
 from lmi_vllm.engine.vllm.workarounds.not_finite import REASON
 from lmi_vllm.messages import GeneratedToken, GenerationChunk, GenerationJob, TokenLogprob
 from lmi_vllm.telemetry.metrics import NOT_FINITE
-from lmi_vllm.telemetry.records import WorkFigures
+from lmi_vllm.telemetry.records import SequenceFigures
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ class ChunkMaker:
         return str(self._tokenizer.decode([token])) if text is None else text
 
 
-class SequenceWork:
+class VllmSequence:
     """One sequence inside vLLM; its counters are read when asked, not while it runs."""
 
     __slots__ = ("_has_prompt", "_state")
@@ -110,17 +110,17 @@ class SequenceWork:
         self._state = state  # a RequestState of vLLM's output processor
         self._has_prompt = has_prompt
 
-    def figures(self) -> WorkFigures:
+    def figures(self) -> SequenceFigures:
         """Return vLLM's counters; with `disable_log_stats` only the numbers of tokens."""
         state = self._state
         prompt = int(state.prompt_len) if self._has_prompt else 0
         stats = state.stats
         if stats is None:
             detokenizer = state.detokenizer
-            return WorkFigures(prompt, detokenizer.num_output_tokens() if detokenizer else 0)
+            return SequenceFigures(prompt, detokenizer.num_output_tokens() if detokenizer else 0)
         generated = int(stats.num_generation_tokens)
         decode = stats.last_token_ts - stats.first_token_ts
-        return WorkFigures(
+        return SequenceFigures(
             prompt,
             generated,
             stats.scheduled_ts - stats.queued_ts if stats.scheduled_ts else None,

@@ -214,7 +214,7 @@ class VllmEngine(VllmClient):
     @property
     def active_adapters(self) -> ActiveAdapters:
         """The adapters that requests run on or wait for, also those of other clients."""
-        return self.adapters.at_work
+        return self.adapters.active
 
     async def load_adapter(self, adapter: AdapterRef) -> None:
         """Load a private copy of the adapter and let OpenAI calls find it by name."""

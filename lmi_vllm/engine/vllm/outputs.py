@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, NamedTuple, Protocol, Self
 
 from lmi_vllm.engine.base import DirectChunks, DirectEvents
-from lmi_vllm.engine.vllm.chunks import ChunkMaker, SequenceWork, count_not_finite
+from lmi_vllm.engine.vllm.chunks import ChunkMaker, VllmSequence, count_not_finite
 from lmi_vllm.engine.vllm.names import (
     EngineCoreOutput,
     FastIncrementalDetokenizer,
@@ -143,7 +143,7 @@ class EngineOutputs(OutputProcessor):  # type: ignore[misc,unused-ignore]
                 self.lane.add(state, form_of(state))
             record = current_record()
             if record is not None:  # the sequences of one prompt (`n`) share it
-                record.work.append(SequenceWork(state, has_prompt=request_index == 0))
+                record.sequences.append(VllmSequence(state, has_prompt=request_index == 0))
         if self.report is not None:
             self.report(number)
 

@@ -64,8 +64,8 @@ class OnDemandAdapters:
         self._policy = policy
         self._now = now
         self._negative = NegativeCache(now)
-        self._work: dict[str, asyncio.Task[None]] = {}
-        self._cache = AdapterCache(registry, files, policy, self._work.__contains__)
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._cache = AdapterCache(registry, files, policy, self._tasks.__contains__)
         self._lookups = ThreadPoolExecutor(MAX_LOOKUPS, "adapter-lookup")
         self._fetches = ThreadPoolExecutor(MAX_FETCHES, "adapter-fetch")
 
@@ -83,7 +83,7 @@ class OnDemandAdapters:
             self._cache.touch(cached)
             if (
                 self._now() >= cached.checked + self._policy.refresh_seconds
-                and name not in self._work
+                and name not in self._tasks
             ):
                 cached.checked = self._now()  # so that only one request waits for the renewal
                 await asyncio.wait({self._begin(name, self._renew)}, timeout=RENEW_WAIT_SECONDS)
@@ -91,7 +91,7 @@ class OnDemandAdapters:
 
     def close(self) -> None:
         """Cancel the running tasks."""
-        for task in self._work.values():
+        for task in self._tasks.values():
             task.cancel()
         self._cache.close()
         for pool in (self._lookups, self._fetches):
@@ -99,26 +99,26 @@ class OnDemandAdapters:
 
     async def _find_new(self, name: str) -> bool:
         await self._cache.wait_evicted(name)
-        if name not in self._work and (cached := self._cache.by_name.pop(name, None)) is not None:
+        if name not in self._tasks and (cached := self._cache.by_name.pop(name, None)) is not None:
             if self._registry.sharing is None:  # else the replicas agree on what is removed
                 self._negative.remove(name)
             await self._cache.forget(cached.key)
         if self._is_absent(name):
             return False
-        if name not in self._work and len(self._work) >= MAX_WAITING:
+        if name not in self._tasks and len(self._tasks) >= MAX_WAITING:
             raise NotReadyError("too many adapters are looked up already", retry_after_seconds=1)
-        work = self._work.get(name) or self._begin(name, self._load)
-        await asyncio.wait({work}, timeout=FIND_SECONDS)
-        if not work.done():
+        task = self._tasks.get(name) or self._begin(name, self._load)
+        await asyncio.wait({task}, timeout=FIND_SECONDS)
+        if not task.done():
             raise NotReadyError(f"The adapter {name} is still being fetched from the store")
-        work.result()
+        task.result()
         return name in self._registry or not self._is_absent(name)
 
     def _begin(
-        self, name: str, work: Callable[[str], Coroutine[Any, Any, None]]
+        self, name: str, begin: Callable[[str], Coroutine[Any, Any, None]]
     ) -> asyncio.Task[None]:
-        task = self._work[name] = asyncio.create_task(work(name))
-        task.add_done_callback(lambda _: self._work.pop(name))
+        task = self._tasks[name] = asyncio.create_task(begin(name))
+        task.add_done_callback(lambda _: self._tasks.pop(name))
         task.add_done_callback(_retrieve_exception)
         return task
 

@@ -64,14 +64,14 @@ class SageMakerClient:
         """Send one request and read its answer; a failure is recorded in the outcome."""
         loop, done = asyncio.get_running_loop(), asyncio.Event()
 
-        def work() -> None:
+        def invoke() -> None:
             try:
                 self._send(request, outcome, now)
             finally:
                 if not loop.is_closed():
                     loop.call_soon_threadsafe(done.set)
 
-        threading.Thread(target=work, daemon=True).start()
+        threading.Thread(target=invoke, daemon=True).start()
         await done.wait()
 
     def _send(

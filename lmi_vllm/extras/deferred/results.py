@@ -83,12 +83,12 @@ class DeferredResults:
     def __len__(self) -> int:
         return len(self._results)
 
-    def start(self, work: Coroutine[Any, Any, Reply]) -> Reply:
-        """Run `work` in the background and return the reply with its token."""
+    def start(self, coroutine: Coroutine[Any, Any, Reply]) -> Reply:
+        """Run `coroutine` in the background and return the reply with its token."""
         token = str(uuid.uuid4())
         record = current_record()
         result = self._results[token] = _Result("" if record is None else record.source)
-        result.task = asyncio.create_task(self._collect(work, token, result))
+        result.task = asyncio.create_task(self._collect(coroutine, token, result))
         self._evict()
         return Reply(200, "text/plain", headers=_next(token))
 
@@ -119,13 +119,15 @@ class DeferredResults:
         body = b"".join(result.pieces[start:end])
         return replace(result.head, body=body, headers={**result.head.headers, **headers})
 
-    async def _collect(self, work: Coroutine[Any, Any, Reply], token: str, result: _Result) -> None:
+    async def _collect(
+        self, coroutine: Coroutine[Any, Any, Reply], token: str, result: _Result
+    ) -> None:
         record, status = current_record(), self._failed
         if record is not None:  # the request itself ends with its token
             record = record.background()
             enter_record(record)
         try:
-            reply = await work
+            reply = await coroutine
             status = reply.status
             result.head = replace(reply, body=b"", stream=None)
             if reply.stream is None:

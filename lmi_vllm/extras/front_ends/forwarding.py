@@ -29,7 +29,7 @@ KEEPALIVE_SECONDS: Final = 2.0  # idle connections between two processes cost bo
 _ORIGIN: Final = "http://first-process"  # the name is not looked up
 
 
-def is_shared_work(request: web.Request) -> bool:
+def is_shared_route(request: web.Request) -> bool:
     """Whether any front-end process can answer the request by itself."""
     if request.method != "POST":
         return False
@@ -58,9 +58,9 @@ class Forwarder:
         )
 
     def takes(self, request: web.Request) -> bool:
-        """Whether the first process is to answer: no model is ready, or it is no shared work."""
+        """Whether the first process is to answer: no model is ready, or the route is not shared."""
         is_serving = request.app[SERVICE].lifecycle.is_serving
-        return not (is_serving and is_shared_work(request))
+        return not (is_serving and is_shared_route(request))
 
     async def close(self) -> None:
         """Close its connections."""

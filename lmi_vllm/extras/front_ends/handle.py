@@ -204,8 +204,8 @@ class FrontEnd:
             case ReleaseAdapter() if message.number in self._calls:
                 self._calls[message.number].cancel()
 
-    def _answer_later(self, number: int, work: Coroutine[Any, Any, None]) -> None:
-        task = self._calls[number] = asyncio.create_task(work)
+    def _answer_later(self, number: int, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = self._calls[number] = asyncio.create_task(coroutine)
         task.add_done_callback(lambda _: self._calls.pop(number, None))
 
     async def _hold(self, message: HoldAdapter) -> None:

@@ -133,8 +133,8 @@ class FrontEndProcess:
                 for each in (logging.getLogger(), logging.getLogger("vllm")):
                     each.setLevel(message.level)
 
-    def _spawn(self, work: Any) -> None:
-        task = asyncio.create_task(work)
+    def _spawn(self, coroutine: Any) -> None:
+        task = asyncio.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._worked)
 

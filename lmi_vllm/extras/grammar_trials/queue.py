@@ -82,7 +82,7 @@ class FairSemaphore:
 class SharedTask:
     """A task that is cancelled when no caller waits for it any more."""
 
-    work: Coroutine[Any, Any, str]
+    coroutine: Coroutine[Any, Any, str]
     _task: "asyncio.Task[str] | None" = None
     _waiters: int = 0
 
@@ -94,7 +94,7 @@ class SharedTask:
     async def result(self) -> str:
         """Return the task's result; cancelling the last waiting caller ends it."""
         if self._task is None:
-            self._task = asyncio.create_task(self.work)
+            self._task = asyncio.create_task(self.coroutine)
         self._waiters += 1
         try:
             return await asyncio.shield(self._task)

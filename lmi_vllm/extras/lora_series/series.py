@@ -52,7 +52,7 @@ async def showing_adapters(
     _environ: Mapping[str, str],
     _events: ServerEvents,
 ) -> AsyncIterator[None]:
-    """Show which adapters are at work while the body runs."""
+    """Show which adapters requests run on or wait for, while the body runs."""
     found = service.telemetry.series
 
     def series(names: Sequence[str]) -> Collectable:

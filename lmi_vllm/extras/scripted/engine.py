@@ -27,7 +27,7 @@ from lmi_vllm.messages import (
     PromptToken,
     ServingProfile,
 )
-from lmi_vllm.telemetry.records import WorkFigures, current_record
+from lmi_vllm.telemetry.records import SequenceFigures, current_record
 
 SCRIPTED_SECONDS: Final = "LMI_SCRIPTED_SECONDS_PER_TOKEN"
 
@@ -50,7 +50,7 @@ Step = GenerationChunk | Pause | Fail | asyncio.Event  # the last: wait until it
 
 
 @dataclass(slots=True)
-class _Work:
+class _ScriptedSequence:
     """What the engine counts for one job; it has no queue."""
 
     prompt_tokens: int
@@ -59,9 +59,9 @@ class _Work:
     def add(self, tokens: int) -> None:
         self.times += [time.time()] * tokens
 
-    def figures(self) -> WorkFigures:
+    def figures(self) -> SequenceFigures:
         count, spent = len(self.times), max(self.times, default=0) - min(self.times, default=0)
-        return WorkFigures(
+        return SequenceFigures(
             self.prompt_tokens,
             count,
             0.0,
@@ -104,9 +104,9 @@ class ScriptedEngine:
             raise PayloadError(f"the prompt is longer than max_model_len {self.max_model_len}")
         self.jobs.append(job)
         self.running_requests += 1
-        work = _Work(len(job.prompt.split()))
+        sequence = _ScriptedSequence(len(job.prompt.split()))
         if (record := current_record()) is not None:
-            record.work.append(work)
+            record.sequences.append(sequence)
         try:
             steps = self.script or self._default_answer(job)
             if not job.is_streaming and not self.script:
@@ -118,7 +118,7 @@ class ScriptedEngine:
                     await self._wait(step)
                 else:
                     self.progress += 1
-                    work.add(len(step.tokens))
+                    sequence.add(len(step.tokens))
                     if direct is None or step.finish_reason is not None or not direct.is_open:
                         yield step
                     else:

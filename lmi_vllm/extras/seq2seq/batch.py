@@ -14,7 +14,7 @@ from lmi_vllm.extras.seq2seq.model import LoadedModel, model_logits_processors
 from lmi_vllm.extras.seq2seq.sampling import Choice, Sampling, TokenSampler
 from lmi_vllm.extras.seq2seq.text import TextStream, TokenTexts
 from lmi_vllm.messages import GeneratedToken, GenerationChunk, TokenLogprob
-from lmi_vllm.telemetry.records import WorkFigures
+from lmi_vllm.telemetry.records import SequenceFigures
 
 _SEEDS: Final = 1 << 63
 
@@ -41,13 +41,13 @@ class StepRequest:
     first_token: float | None = None
     last_token: float | None = None
 
-    def figures(self) -> WorkFigures:
+    def figures(self) -> SequenceFigures:
         """Return the token counts and times (seconds) so far, for the request's record."""
         first, last = self.first_token, self.last_token
         each = max(
             1, self.generated // self.sampling.n
         )  # tokens of one sequence: they run side by side
-        return WorkFigures(
+        return SequenceFigures(
             len(self.prompt),
             self.generated,
             None if self.joined is None else self.joined - self.queued,

@@ -93,10 +93,10 @@ class SequenceRunner:
             raise PayloadError(f"the prompt has a token id above {self._bounds.vocabulary - 1}")
         return ids
 
-    async def with_tokenizer(self, work: Callable[[], Any]) -> Any:
-        """Return the result of `work`, run in a thread while no other call uses the tokenizer."""
+    async def with_tokenizer(self, call: Callable[[], Any]) -> Any:
+        """Return the result of `call`, run in a thread while no other call uses the tokenizer."""
         async with self._tokenizer_lock:
-            return await asyncio.to_thread(work)
+            return await asyncio.to_thread(call)
 
     async def run(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, is_streaming: bool
@@ -115,7 +115,7 @@ class SequenceRunner:
             for number, ids in enumerate(prompts)
         ]
         if (record := current_record()) is not None:
-            record.work += requests
+            record.sequences += requests
         left = sampling.n * len(requests)
         try:
             for request in requests:

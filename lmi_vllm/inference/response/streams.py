@@ -68,7 +68,7 @@ class ReplyStream(AsyncIterator[bytes]):
             self._connect(sink)
 
     async def aclose(self) -> None:
-        """Abort running work and release everything; may be called twice."""
+        """Abort what runs in the engine and release everything; may be called twice."""
         try:
             await close_iterator(self._rows)
         finally:
@@ -106,8 +106,8 @@ class SilenceLimit:
         """Return the next item, None at the end; see `within`."""
         return self.within(anext(items, None))
 
-    async def within(self, work: Awaitable[Item]) -> Item:
-        """Return the result of `work`.
+    async def within(self, awaitable: Awaitable[Item]) -> Item:
+        """Return the result of `awaitable`.
 
         Raises:
             DeadlineError: nothing came in time; the text names the setting.
@@ -119,7 +119,7 @@ class SilenceLimit:
         if self._timer is None or self._timer.when() > self._due:
             self._arm(self._due)
         try:
-            return await work
+            return await awaitable
         except asyncio.CancelledError:
             if not self._is_over:
                 raise
@@ -155,13 +155,13 @@ class SilenceLimit:
             self._task.cancel()
 
 
-async def gathered(works: Sequence[Coroutine[Any, Any, Item]]) -> list[Item]:
+async def gathered(coroutines: Sequence[Coroutine[Any, Any, Item]]) -> list[Item]:
     """Return all results, in order; the first failure cancels the others and is raised."""
-    if len(works) == 1:  # most often: no task is needed
-        return [await works[0]]
+    if len(coroutines) == 1:  # most often: no task is needed
+        return [await coroutines[0]]
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(work) for work in works]
+            tasks = [group.create_task(each) for each in coroutines]
     except* LmiError as errors:
         raise errors.exceptions[0] from None
     return [task.result() for task in tasks]

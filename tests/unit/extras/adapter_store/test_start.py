@@ -16,7 +16,7 @@ from lmi_vllm.extras.adapter_store.start import finding_adapters
 from lmi_vllm.extras.scripted.engine import ScriptedEngine
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.server.context import ServerEvents, new_service
-from lmi_vllm.telemetry.records import RequestRecord, WorkFigures, enter_record
+from lmi_vllm.telemetry.records import RequestRecord, SequenceFigures, enter_record
 from tests.support.adapter_files import copy_adapter
 
 NAME = "lmi_cold_adapter_time_to_first_token_seconds"
@@ -39,7 +39,7 @@ class Server:
         try:
             async with self.registry.hold(name):
                 if first_token_seconds is not None:
-                    record.work.append(Work(record.arrived + first_token_seconds))
+                    record.sequences.append(Work(record.arrived + first_token_seconds))
                 record.end(200)
         except UnknownAdapterError:
             record.end(424)
@@ -53,9 +53,9 @@ class Work:
 
     first_token_time: float
 
-    def figures(self) -> WorkFigures:
+    def figures(self) -> SequenceFigures:
         """Return it."""
-        return WorkFigures(first_token_time=self.first_token_time)
+        return SequenceFigures(first_token_time=self.first_token_time)
 
 
 @pytest.fixture
