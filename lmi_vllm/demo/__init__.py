@@ -1,4 +1,4 @@
-"""The embedded demo model: a tiny Llama with two LoRA adapters; `train` makes it."""
+"""The embedded demo model: a tiny Llama with two LoRA adapters; `scripts/demo` makes it."""
 
 from pathlib import Path
 from typing import Final
