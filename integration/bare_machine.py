@@ -162,6 +162,7 @@ def _lend(root: Path, more: Iterable[tuple[str, str]]) -> None:
         ("/proc", "--bind /proc"),
         ("/sys", "--bind -o ro /sys"),
         ("/dev/shm", "-t tmpfs -o mode=1777 x"),
+        ("/dev/pts", "-t devpts -o ptmxmode=0666 x"),
         (sys.base_prefix, f"--bind -o ro {sys.base_prefix}"),
         *more,
     ):

@@ -19,7 +19,7 @@ from integration.conftest import StartServer
 from integration.slow_clients_are_cut_off import open_socket, read_all
 
 EXAMPLES = 800
-QUIET_SECONDS = 0.05
+QUIET_SECONDS = 0.02
 BODY = b'{"inputs": "a", "parameters": {"max_new_tokens": 2}}'
 HEAD = b"Host: localhost\r\nContent-Type: application/json\r\n"
 SEEDS = (

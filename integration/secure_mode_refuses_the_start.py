@@ -75,7 +75,7 @@ def test_secure_mode_serves_a_clean_model_and_refuses_bad_adapters(
     server_process: StartServer, store: Path
 ) -> None:
     """A clean model starts with all controls on; an adapter with a pickle is 400."""
-    server = server_process("--port", "0", environ=environment(store))
+    server = server_process("--port", "0", environ=environment(store), is_forked=True)
     url = server.url_when_ready()
     bad = copy_adapter(store / "later" / "bad")
     (bad / "optimizer.pt").write_text("")

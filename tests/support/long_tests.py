@@ -22,6 +22,10 @@ _CLEAN = "`make serve` itself, the first thing that anyone runs"
 
 LONG: Final[Mapping[str, str]] = MappingProxyType({
     "tests/contract/test_mapped_families.py": _FAMILIES,
+    "tests/contract/test_bridge.py::test_script_of_the_model_is_not_vllm_s_to_run[vLLM-True]":
+        "tests/contract/test_bridge.py, the same with our workaround",
+    "tests/contract/test_not_finite.py::test_plain_vllm_corrupts_every_later_answer":
+        "tests/contract/test_not_finite.py, the same with our workaround",
     "tests/contract/test_ray_backend.py": _ARGUMENTS,
     "tests/contract/test_token_lane.py::test_a_mixture_in_one_batch":
         "tests/contract/test_token_lane.py, one request at a time",
@@ -66,6 +70,8 @@ LONG: Final[Mapping[str, str]] = MappingProxyType({
     "integration/lmcache_on_the_real_engine.py": "tests/unit/extras/lmcache",
     "integration/mistral_tokenizers.py": "tests/unit/translate",
     "integration/models_equal_transformers.py": _FAMILIES,
+    "integration/models_without_network.py::test_draft_model_and_tokenizer_of_other_places_are_fetched[hub-s3]":
+        "the same with the places changed, in integration/models_without_network.py",
     "integration/openapi_fuzz.py": "tests/fuzz, and integration/same_as_vllm_serve.py",
     "integration/packages_install_clean.py": _CLEAN,
     "integration/parallel_ranks.py": "tests/unit/translate/test_parallel.py",
@@ -81,6 +87,8 @@ LONG: Final[Mapping[str, str]] = MappingProxyType({
     "integration/same_as_vllm_serve.py::test_answers_of_a_model_that_embeds_are_equal":
         "integration/embedding_model_answers.py and tests/contract/test_pooling.py",
     "integration/same_with_switches.py": "integration/same_as_vllm_serve.py, with the switches off",
+    "integration/server_exit_cleans_up.py::test_sigkill_ends_the_engine_and_frees_the_port[fork]":
+        "the same with a spawned engine, in integration/server_exit_cleans_up.py",
     "integration/sessions_over_replicas.py": "integration/sessions_survive_a_restart.py",
     "integration/sigterm_in_every_phase.py": _DRAIN,
     "integration/speculative_decoding.py": "integration/engine_features.py",
@@ -134,4 +142,4 @@ def is_left_out(place: str) -> bool:
 def is_long(test: str) -> bool:
     """Whether `make test` leaves out the test with this pytest id."""
     file, _, name = test.partition("::")
-    return file in LONG or f"{file}::{name.partition('[')[0]}" in LONG
+    return file in LONG or test in LONG or f"{file}::{name.partition('[')[0]}" in LONG
