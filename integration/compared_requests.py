@@ -4,6 +4,7 @@ Every part is a way in which requests differ: the route, its fields, the bytes o
 content type, the method, the path, the headers, and a client that disconnects in the middle.
 """
 
+import gzip
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -41,6 +42,13 @@ BODIES: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
 HOT: Final = ("/v1/completions", "/v1/chat/completions")
 STREAMED: Final = (*HOT, "/v1/responses", "/v1/messages")
 READ: Final = ("/v1/models", "/version", "/load", "/health", "/kv_event_sources", "/nothing")
+# What this server answers itself, in its own way.
+OWN: Final = (
+    ("GET", "/ping"), ("POST", "/ping"), ("GET", "/metrics"), ("GET", "/openapi.json"),
+    ("GET", "/docs"), ("GET", "/docs/oauth2-redirect"), ("GET", "/redoc"), ("POST", "/adapters"),
+    ("DELETE", "/adapters/none"), ("POST", "/v1/load_lora_adapter"),
+    ("POST", "/v1/unload_lora_adapter"),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -59,7 +67,7 @@ def requests() -> tuple[Request, ...]:
     """Return every request to a model that generates, each under a name of its own."""
     found = (
         *_whole(), *_streams(), *_fields(), *_contents(), *_content_types(), *_methods(),
-        *_paths(), *_ids(), *_origins(), *_readers(), *_cut(), *_invocations(),
+        *_paths(), *_ids(), *_origins(), *_readers(), *_cut(), *_invocations(), *_own(),
     )  # fmt: skip
     names = [each.name for each in found]
     assert len(set(names)) == len(names), "each has a name of its own"
@@ -500,6 +508,8 @@ def _contents() -> Iterator[Request]:
             yield post(f"body {name}", path, form.replace(b"%b", inside))
         for code in ("utf-16", "utf-32-be"):
             yield post(f"body {code}", path, json.dumps(BODIES[path]).encode(code))
+        packed = gzip.compress(json.dumps(BODIES[path]).encode(), mtime=0)
+        yield post("body packed", path, packed, Content_Encoding="gzip")
 
 
 KINDS: Final = (
@@ -615,3 +625,9 @@ def _invocations() -> Iterator[Request]:
     yield post("chat stream", path, {**CHAT, "stream": True})
     yield post("prompt embeddings", path, {"model": MODEL, "prompt_embeds": "AA=="})
     yield post("nothing known", path, {"model": MODEL})
+
+
+def _own() -> Iterator[Request]:
+    for method, path in OWN:
+        body = b"{}" if method == "POST" and path != "/ping" else None
+        yield Request(f"own route {method} {path}", method, path, body, {"Content-Type": JSON})

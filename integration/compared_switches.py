@@ -279,6 +279,7 @@ REPEATABLE: Final = (
     "/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache", "/wake_up", "/resume",
     "/is_scaling_elastic_ep", "/start_weight_update", "/start_draft_weight_update",
     "/finish_weight_update", "/shutdown_weight_transfer_engine", "/release_kv_cache_memory",
+    "/stop_profile",
 )  # fmt: skip
 CHANGING: Final = ("/sleep", "/pause")  # in `SEQUENCES`
 ACTING: Final[Mapping[str, tuple[object, ...]]] = MappingProxyType(
@@ -293,8 +294,18 @@ ACTING: Final[Mapping[str, tuple[object, ...]]] = MappingProxyType(
         "/abort_requests": ({}, b"{", [], {"request_ids": ["none"]}),
         "/inference/v1/abort_requests": ({}, b"{", {"request_ids": ["none"]}),
         "/scale_elastic_ep": ({}, b"{", {"new_data_parallel_size": "x"}),
+        "/start_profile": (
+            b"{", [], {"profile_prefix": 3}, {"profile_prefix": "../x"},
+            {"delay_iterations": "x"}, {"delay_iterations": -1}, {"max_iterations": -1},
+        ),
     }
 )  # fmt: skip
+# A profile that waits for so many steps is started and stopped, and never written: vLLM's own
+# server needs more than a minute to write one.
+PROFILER: Final = json.dumps(
+    {"profiler": "torch", "torch_profiler_dir": "/nowhere", "delay_iterations": 10**9}
+    | {"ignore_frontend": True}
+)
 # What changes the state of a server is asked of both in this order, and is undone at its end.
 SEQUENCES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = MappingProxyType(
     {
@@ -306,6 +317,10 @@ SEQUENCES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = MappingProxyType(
             ("POST", "/pause"), ("GET", "/is_paused"), ("POST", "/resume"), ("GET", "/is_paused"),
         ),
         "pause, keep": (("POST", "/pause?mode=keep"), ("GET", "/is_paused"), ("POST", "/resume")),
+        "profile": (
+            ("POST", "/start_profile"), ("POST", "/start_profile"), ("POST", "/stop_profile"),
+            ("POST", "/stop_profile"), ("POST", "/start_profile"), ("POST", "/stop_profile"),
+        ),
     }
 )  # fmt: skip
 
@@ -326,12 +341,8 @@ def coded_requests() -> tuple[Request, ...]:
         ("GET", "/invocations", None), ("GET", "/version", None), ("GET", "/v1/completions", None),
         *(
             ("POST", path, json.dumps(body).encode())
-            for path in ("/v1/messages", "/tokenize")
-            for body in (BODIES[path], {**BODIES[path], "stream": True}, {"model": MODEL})
-        ),
-        *(
-            ("POST", path, json.dumps({"model": MODEL}).encode())
-            for path in ("/v1/completions", "/v1/chat/completions")
+            for path, whole in BODIES.items()
+            for body in (whole, {**whole, "stream": True}, {"model": MODEL})
         ),
     )  # fmt: skip
     return tuple(

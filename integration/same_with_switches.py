@@ -19,6 +19,7 @@ from integration.compared_switches import (
     ORIGIN,
     OTHER_ORIGIN,
     PREFIX,
+    PROFILER,
     SEQUENCES,
     classed_requests,
     coded_requests,
@@ -41,12 +42,13 @@ OURS: Final = {
     "OPTION_ENABLE_SCALE_OUT": "true",
     "OPTION_ROOT_PATH": PREFIX,
     "OPTION_ENABLE_TOKENIZER_INFO_ENDPOINT": "true",
+    "OPTION_PROFILER_CONFIG": PROFILER,
     "SERVING_CORS_ALLOWED_ORIGIN": f"{ORIGIN},{OTHER_ORIGIN}",
     "SERVING_CORS_ALLOWED_METHODS": "POST, GET",
     "SERVING_CORS_ALLOWED_HEADERS": "content-type, x-mine",
 }
 THEIRS: Final = (
-    "--enable-scale-out", "--enable-tokenizer-info-endpoint",
+    "--enable-scale-out", "--enable-tokenizer-info-endpoint", "--profiler-config", PROFILER,
     "--api-key", KEY, "--root-path", PREFIX,
     "--allowed-origins", f'["{ORIGIN}", "{OTHER_ORIGIN}"]',
     "--allowed-methods", '["POST", "GET"]',
@@ -92,7 +94,13 @@ def coded(coded_folder: Path) -> Iterator[RunningServer]:
 def vllm_coded(coded_folder: Path) -> Iterator[str]:
     """`vllm serve` over it, which is told where the code is."""
     environ = {**AFTER, "SAGEMAKER_MODEL_PATH": str(coded_folder)}
-    with vllm_server(their_command, environ) as url:
+
+    def command(port: int) -> list[str]:  # the folder's path is part of `system_fingerprint`
+        return [
+            part.replace(str(DEMO_MODEL_DIR), str(coded_folder)) for part in their_command(port)
+        ]
+
+    with vllm_server(command, environ) as url:
         yield url
 
 
