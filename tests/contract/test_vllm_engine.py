@@ -374,6 +374,17 @@ def test_start_refuses_adapters_of_experts_on_a_cpu(run: LoopThread, tmp_path: P
         start_demo_engine(run, model=str(folder))
 
 
+def test_start_refuses_adapters_of_a_model_that_hears_on_a_cpu(
+    run: LoopThread, tmp_path: Path
+) -> None:
+    """The first request with one would end the engine for all."""
+    pytest.importorskip("vllm", reason="needs vLLM: make setup installs it")
+    from tests.support.speech_model import whisper  # noqa: PLC0415 (imports torch)
+
+    with pytest.raises(EngineStartError, match="enable_lora: the model is an encoder with a dec"):
+        start_demo_engine(run, model=str(whisper(tmp_path / "model")), max_num_seqs=4)
+
+
 def test_start_lists_every_refused_argument(run: LoopThread) -> None:
     """All arguments the installed vLLM refuses are named at once, in its words."""
     with pytest.raises(ConfigurationError) as refusal:

@@ -107,7 +107,7 @@ def engine_config(
         config = engine_args.create_engine_config(headless=headless)
     if is_cpu:
         _check_cpu_head_size(config.model_config)
-        _check_cpu_experts(config)
+        _check_cpu_adapters(config)
         warn_of_pictures_in_order(config.model_config)
     inspect_adapters(config)
     end_not_finite(config)
@@ -163,12 +163,24 @@ def _check_cpu_head_size(model_config: Any) -> None:
         )
 
 
-def _check_cpu_experts(config: Any) -> None:
-    """Refuse LoRA layers of experts on a CPU, which need Triton even without an adapter."""
-    if config.lora_config is not None and config.model_config.is_moe and not HAS_TRITON:
+def _check_cpu_adapters(config: Any) -> None:
+    """Refuse LoRA where a CPU cannot compute it.
+
+    Layers of experts need Triton even without an adapter. A decoder's layers over an encoder's
+    states (Whisper) have more rows than the step has tokens: a request with an adapter would end
+    the engine.
+    """
+    model, reason = config.model_config, ""
+    if model.is_moe and not HAS_TRITON:
+        reason = (
+            "a mixture of experts, whose LoRA layers in vLLM need Triton, and there is none on "
+            "this CPU"
+        )
+    elif model.is_encoder_decoder:
+        reason = "an encoder with a decoder, whose LoRA layers vLLM cannot compute on a CPU"
+    if config.lora_config is not None and reason:
         raise EngineStartError(
-            "enable_lora: the model is a mixture of experts, whose LoRA layers in vLLM need "
-            "Triton, and there is none on this CPU; start without enable_lora, or on a GPU"
+            f"enable_lora: the model is {reason}; start without enable_lora, or on a GPU"
         )
 
 
