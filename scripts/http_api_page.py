@@ -19,13 +19,14 @@ from lmi_vllm.web.app import WebOptions
 INTRODUCTION: Final = """\
 # HTTP API
 
-This page is for people who write clients by hand. After it you know every route with its fields, answers and errors.
+This page is for people who write clients by hand. After it you know this server's routes with their fields, answers and errors.
 
 Generated from the description of the routes (`lmi_vllm/extras/api_docs/operations.py`) by `make docs`. Do not edit.
 
 [How a request is answered](requests.md) says what payloads mean, what streams look like and how they end.
 
-- A running server has this page at `/docs`, with the fields of vLLM's own bodies, and as OpenAPI at `/openapi.json`.
+- [Routes of vLLM](vllm-routes.md) has those that vLLM's own application answers, which describes them itself.
+- A running server has both at `/docs`, with the fields of vLLM's own bodies, and as OpenAPI at `/openapi.json`.
 - With `LMI_API_KEY` every route but health needs `Authorization: Bearer KEY` or `x-api-key: KEY`.
 - With a `management_address`, models, adapters, metrics and logging are on that address only.
 - Inference routes also answer `OPTIONS`, for browsers of other origins.

@@ -19,7 +19,7 @@ from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import ServingProfile
 from lmi_vllm.server.code_start import NOT_INSTALLED, ModelCode
 from lmi_vllm.web.app import WebOptions, create_app
-from tests.support.scripted_application import ScriptedApplication
+from tests.support.scripted_application import DESCRIPTION, ScriptedApplication
 
 OUR_PREFIXES = ("OPTION_", "SERVING_", "LMI_", "SAGEMAKER_", "HF_", "DJL_", "SM_", "AWS_", "OTEL_")
 OUR_NAMES = (
@@ -62,7 +62,7 @@ ServeScripted = Callable[..., Awaitable[TestClient]]
 @pytest.fixture
 def engine() -> ScriptedEngine:
     """An engine that repeats the prompt; give it a script before the first request."""
-    engine = ScriptedEngine()
+    engine = ScriptedEngine(openapi=DESCRIPTION)
     engine.http = ScriptedApplication(engine)
     return engine
 

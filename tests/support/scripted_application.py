@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -37,6 +37,25 @@ ROUTES: Final = (
 )
 
 
+def _described(path: str) -> dict[str, Any]:
+    """Return as much as vLLM says of a route."""
+    parameters = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in re.findall(r"{(\w+)}", path)
+    ]
+    content = {"application/json": {"schema": {"type": "object"}}}
+    answers = {"200": {"description": "The answer.", "content": content}}
+    return {"summary": "A route", "parameters": parameters, "responses": answers}
+
+
+DESCRIPTION: Final[Mapping[str, Any]] = {
+    "paths": {
+        each.path: {method.lower(): _described(each.path) for method in each.methods}
+        for each in ROUTES
+    }
+}
+
+
 def by_name(call: HttpCall) -> dict[str, str]:
     """Return the headers of a call by lower-case name."""
     return {name.decode().lower(): value.decode() for name, value in call.headers}
@@ -49,12 +68,6 @@ class ScriptedApplication:
     engine: Engine
     routes: tuple[HttpRoute, ...] = ROUTES
     sees_every_request: bool = False
-
-    @property
-    def paths(self) -> dict[str, dict[str, Any]]:
-        """Say as much as vLLM says of a route that nothing here describes."""
-        answers = {"200": {"description": "The answer."}}
-        return {each.path: {"post": {"responses": answers}} for each in self.routes}
 
     def change(self, change: Callable[[Any], object]) -> None:
         """There is nothing to change."""

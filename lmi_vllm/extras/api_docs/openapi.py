@@ -170,8 +170,7 @@ def _paths(
             entry["parameters"] = parameters
         if operation.takes:
             entry["requestBody"] = _request_body(operation, openai)
-        is_tgi = service.profile.tgi_compat and "tgi" in extras()
-        if operation.tgi_form is not None and is_tgi:
+        if operation.tgi_form is not None:
             _add_tgi_form(entry, operation.tgi_form)
         if options.api_keys and operation.is_open:
             entry["security"] = []

@@ -95,11 +95,6 @@ QUERY_PARAMETERS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
             "description": "Answer when every replica that shares `option.adapters_state` has it; "
             "202 after 30 s names those that have not.",
         },
-        "starting_after": {
-            "schema": {"type": "integer"},
-            "description": "Number of the last event seen.",
-        },
-        "stream": {"schema": {"type": "boolean"}, "description": "Events instead of one answer."},
     }
 )
 PATH_PARAMETERS: Final[Mapping[str, str]] = MappingProxyType(
@@ -108,7 +103,6 @@ PATH_PARAMETERS: Final[Mapping[str, str]] = MappingProxyType(
         "version": "Version of the model; there is one.",
         "name": "Name of the adapter.",
         "action": "What to do: `update`.",
-        "response_id": "Id of an earlier response.",
     }
 )
 
@@ -164,7 +158,7 @@ def _inference(path: str, summary: str) -> tuple[Operation, ...]:
 def _openai(
     path: str, kind: str, summary: str, example: object, tgi_form: TgiForm | None = None
 ) -> Operation:
-    streams = {SSE: "Stream"} if kind in ("chat/completions", "completions", "responses") else {}
+    streams = {SSE: "Stream"} if tgi_form is None else {}
     return Operation(
         "post",
         path,
@@ -175,6 +169,8 @@ def _openai(
         example=example,
         statuses=(404, 422),
         tgi_form=tgi_form,
+        is_tgi=tgi_form is not None,
+        extra="" if tgi_form is None else "tgi",
     )
 
 
@@ -316,7 +312,6 @@ def _kserve_model(path: str, version: str) -> tuple[Operation, ...]:
 
 
 _TGI_TOKENIZE: Final = TgiForm("TgiTokenize", "TgiTokens", {"inputs": "The moon"})
-_TEXTS: Final = ["the moon is a ball", "rain"]
 
 OPERATIONS: Final[tuple[Operation, ...]] = (
     *_health("/ping", "Readiness, and the phase of a start.", "Health", _READY),
@@ -364,42 +359,9 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "A completion, as vLLM answers it.",
         {"prompt": "The capital of France is", "max_tokens": 8},
     ),
-    _openai(
-        "/v1/responses",
-        "responses",
-        "The Responses API, as vLLM answers it.",
-        {"input": "What is the capital of France?", "max_output_tokens": 12},
-    ),
-    Operation(
-        "get",
-        "/v1/responses/{response_id}",
-        OPENAI,
-        "An earlier response, where VLLM_ENABLE_RESPONSES_API_STORE=1 keeps them.",
-        {JSON: "openai:responses", SSE: "Stream"},
-        query=("starting_after", "stream"),
-    ),
-    Operation(
-        "post",
-        "/v1/responses/{response_id}/cancel",
-        OPENAI,
-        "End a response that runs in the background.",
-        {JSON: "openai:responses"},
-    ),
-    _openai("/v1/embeddings", "embeddings", "Embeddings, as vLLM.", {"input": _TEXTS}),
-    _openai(
+    _openai(  # without TGI's form vLLM describes it
         "/tokenize", "tokenize", "A text's tokens, as vLLM.", {"prompt": "The moon"}, _TGI_TOKENIZE
     ),
-    _openai("/detokenize", "detokenize", "The text of tokens, as vLLM.", {"tokens": [300, 301]}),
-    *(
-        _openai(path, "rerank", "Documents by relevance.", {"query": "rain", "documents": _TEXTS})
-        for path in ("/rerank", "/v1/rerank", "/v2/rerank")
-    ),
-    *(
-        _openai(path, "score", "Similarity of texts.", {"text_1": "rain", "text_2": _TEXTS})
-        for path in ("/score", "/v1/score")
-    ),
-    _openai("/classify", "classify", "A text's class, as vLLM.", {"input": "rain"}),
-    _openai("/pooling", "pooling", "A model's raw pooled output, as vLLM.", {"input": "rain"}),
     Operation(
         "get",
         "/v1/models",
