@@ -99,6 +99,26 @@ async def test_nothing_is_written_after_a_disconnect() -> None:
     assert direct.found == []
 
 
+@pytest.mark.parametrize("is_direct", [False, True], ids=["plain", "direct"])
+async def test_stream_that_is_not_read_stops_its_handler(is_direct: bool) -> None:
+    """Whatever its length, no more than two chunks are kept for a client that does not read."""
+    sent = []
+
+    async def endless(_scope: Any, _receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for number in range(10_000):
+            sent.append(number)
+            await send({"type": "http.response.body", "body": b"x", "more_body": True})
+
+    one = exchange(endless, Direct(is_open=False) if is_direct else None)
+    await one.reply()
+    for _ in range(100):  # as many turns as it likes
+        await asyncio.sleep(0)
+    assert len(sent) <= 3
+    await one.aclose()
+    assert one._task.done()
+
+
 async def in_parts(_scope: Any, _receive: Any, send: Any) -> None:
     """Answer as a middleware of Starlette's kind does: whole, but in two messages and an end."""
     headers = [(b"content-length", b"5")]
