@@ -69,6 +69,8 @@ def test_adapter_of_that_name_answers(
     body = {**ALL[path], **({"stream": True} if is_streamed else {})}
     if path == GENERATE:
         body |= ONE_TOKEN
+    if path == COHERE:  # of a longer stream vLLM joins what a busy server has not sent yet
+        body |= {"max_tokens": 1}
 
     def asked(name: str) -> tuple[int, bytes]:
         answer = call(tgi_server.url, path, {**body, "model": name})
