@@ -116,6 +116,9 @@ DIFFERENCES: Final = (
     difference(
         "a body on which vLLM's validators fail", "status body", r" on which validators fail"
     ),
+    difference(
+        "a batch of chats with `stream`", "status body", r"^/v1/chat/completions/batch with stream$"
+    ),
     difference("an unknown field with more than 200 levels", "status body", r" body deep beside$"),
     difference(
         "some errors (pictures, `dimensions`), no name configured",

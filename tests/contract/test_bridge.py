@@ -355,6 +355,15 @@ def test_application_has_no_route_of_sagemaker_s_library(application: HttpApplic
     assert not {"/adapters", "/adapters/{adapter_name}"} & paths
 
 
+def test_streamed_batch_of_chats_is_400(run: LoopThread, application: HttpApplication) -> None:
+    """VLLM would answer with the end of each chat: 200, and mostly one word of it."""
+    path, chats = "/v1/chat/completions/batch", {"messages": [QUESTION["messages"]] * 2}
+    whole = run(application.call(http_call(path, {**QUESTION, **chats, "stream": False})))
+    assert whole.status == 200
+    with pytest.raises(RequestError, match="stream: a batch of chats is not streamed"):
+        run(application.call(http_call(path, {**QUESTION, **chats, "stream": True})))
+
+
 # vLLM's validators take an object for granted there.
 UNREADABLE: dict[str, tuple[str, object]] = {
     "a number for an object": ("/v1/chat/completions", {**QUESTION, "structured_outputs": 0.5}),

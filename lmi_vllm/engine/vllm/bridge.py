@@ -36,7 +36,7 @@ from lmi_vllm.engine.vllm.async_llm import GuardedAsyncLLM
 from lmi_vllm.engine.vllm.names import VllmEngineDeadError, create_error_response, to_lora_request
 from lmi_vllm.engine.vllm.routes import SAGEMAKER, ExactRoutes, described, is_refused
 from lmi_vllm.engine.vllm.workarounds import Scope, apply
-from lmi_vllm.engine.vllm.workarounds.hostile_requests import check_conversation
+from lmi_vllm.engine.vllm.workarounds.hostile_requests import check_body
 from lmi_vllm.engine.vllm.workarounds.parsers import limit_parsers
 from lmi_vllm.errors import (
     EngineDeadError,
@@ -215,7 +215,7 @@ class Bridge:
             RequestError: a conversation that is none, or an adapter is to answer what is neither a
                 JSON object nor a form.
         """
-        await check_conversation(call)
+        await check_body(call)
         body, renamed = call.body, None
         if (adapter := call.adapter) is not None:
             body, renamed = _for_model(call, self.key(adapter)), self._own_name(adapter)

@@ -1,4 +1,4 @@
-"""Requests that would stall the engine, or use the server to reach into its network.
+"""Requests that would stall the engine, get a wrong answer, or reach into the server's network.
 
 Media. vLLM checks neither the addresses that a host resolves to nor the targets of redirects, and
 tries three times with growing time limits (vllm/connections.py). Its connector gets the fetch
@@ -7,6 +7,9 @@ of the extra media_urls by its own registry, and fetches nothing without it.
 Conversations of the Responses API. vLLM tries an invalid item as each of some sixty kinds, and
 collects all errors of all items on the event loop: a body of 2 MB blocks it for minutes. So vLLM's
 own model reads a long list a few items at a time, up to the first invalid one.
+
+Batches of chats. With `stream` vLLM answers each of them with its last tokens only, as 200. Its
+documentation says that `stream` must be false or absent, and its code does not check it.
 
 Grammars. The extra grammar_trials tries each before the engine compiles it; without it none is
 taken. vLLM chooses one of four libraries for each, but compiles with that of the engine's first
@@ -21,10 +24,11 @@ Upstream: https://github.com/vllm-project/vllm/issues/57157 (media), 54003 (slow
     libraries are not reported that we know of.
 Releases: 0.31 and later.
 Shows: a URL is fetched from inside the network. A body of 2 MB of wrong items blocks the event loop
-    for minutes. A token of one request takes over a second, and all others wait. After
-    `patternProperties` beside `multipleOf` every `json_object` is 500.
-May go: when test_media_guard.py, test_hostile_grammars.py and the conversations of test_bridge.py
-    of tests/contract hold without it.
+    for minutes. A batch of chats with `stream` is 200 with the ends of the answers. A token of one
+    request takes over a second, and all others wait. After `patternProperties` beside `multipleOf`
+    every `json_object` is 500.
+May go: when test_media_guard.py, test_hostile_grammars.py and the conversations and batches of
+    test_bridge.py of tests/contract hold without it.
 """
 
 import asyncio
@@ -65,6 +69,7 @@ from lmi_vllm.messages import HttpCall, MediaPolicy
 logger = logging.getLogger(__name__)
 
 _RESPONSES: Final = "/v1/responses"
+_BATCH: Final = "/v1/chat/completions/batch"
 _ITEMS_AT_ONCE: Final = 64  # wrong ones: 0.03 s
 _UNREAD: Final = (AttributeError, LookupError, RecursionError, TypeError)  # of vLLM's validators
 # Processor time of a step's grammars in the engine; above it the slow ones end.
@@ -153,23 +158,32 @@ def guard_media(policy: MediaPolicy) -> None:
     MEDIA_CONNECTOR_REGISTRY.register("http")(GuardedConnector)
 
 
-async def check_conversation(call: HttpCall) -> None:
-    """Check the items of a Responses call before the application reads all of them at once.
+async def check_body(call: HttpCall) -> None:
+    """Check a body that the application would read for minutes, or answer wrongly.
 
     Raises:
-        RequestError: one is no item of a conversation.
+        RequestError: an item of a conversation is none, or a batch of chats is to be streamed.
     """
     is_long = len(call.body) > _ITEMS_AT_ONCE * len("1,")
-    if call.method != "POST" or call.path != _RESPONSES or not is_long:
+    is_conversation = call.path == _RESPONSES and is_long
+    if call.method != "POST" or not (is_conversation or call.path == _BATCH):
         return
+    try:
+        payload = json.loads(call.body)
+        items, streams = payload.get("input"), payload.get("stream")
+    except (ValueError, AttributeError, RecursionError):
+        return  # the application says so
+    if is_conversation:
+        await _check_items(items)
+    elif streams:
+        raise RequestError("stream: a batch of chats is not streamed; allowed: false")
+
+
+async def _check_items(items: object) -> None:
     from vllm.entrypoints.openai.responses.protocol import (  # noqa: PLC0415 - not in the engine
         ResponsesRequest,
     )
 
-    try:
-        items = json.loads(call.body).get("input")
-    except (ValueError, AttributeError, RecursionError):
-        return  # the application says so
     if not isinstance(items, list) or len(items) <= _ITEMS_AT_ONCE:
         return
     for first in range(0, len(items), _ITEMS_AT_ONCE):
