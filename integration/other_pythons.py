@@ -105,7 +105,7 @@ def test_the_wheel_serves(machine: Machine, tmp_path: Path) -> None:
 def _passes(machine: Machine, *words: str) -> None:
     """Run tests, and print how many passed."""
     said = _succeeds(machine, "python", "-m", "pytest", "-q", "-p", "no:cacheprovider", *words)
-    print(said.rstrip().rpartition("\n")[2])
+    print(next(line for line in reversed(said.splitlines()) if " passed" in line))
 
 
 def test_requests_without_the_engine_pass(machine: Machine) -> None:
