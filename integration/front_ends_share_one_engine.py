@@ -22,7 +22,7 @@ import pytest
 from integration.client import Answer, call, connect, running_requests, wait_until
 from integration.conftest import RunningServer, ServerProcess, StartServer, running_server
 from lmi_vllm.demo import DEMO_MODEL_DIR
-from lmi_vllm.extras.front_ends.group import LIVENESS_SECONDS, SPARE_SLOTS
+from lmi_vllm.extras.front_ends.group import LIVENESS_SECONDS, SPARE_CLIENTS
 
 pytestmark = pytest.mark.vllm
 
@@ -392,14 +392,14 @@ def test_the_death_of_the_engine_reaches_both(server_process: StartServer) -> No
     # One that hangs is ended as well: the kernel would go on giving it connections.
     os.kill(pids[1], signal.SIGSTOP)
     assert wait_until(lambda: pids[1] not in front_ends(server), 2 * LIVENESS_SECONDS)
-    kill_others(server, SPARE_SLOTS)
+    kill_others(server, SPARE_CLIENTS)
     # One more than there are slots for is a failure as the engine's death: the second of two.
     reason = "more front-end processes ended than can be replaced over one engine"
     assert wait_until(lambda: reason in server.stderr, 10)
     assert wait_until(lambda: call(url, "/ping").status == 200, 60), server.describe()
     for pid in front_ends(server):
         assert ask(url, pid, "/invocations", SHORT).status == 200
-    kill_others(server, 1 + SPARE_SLOTS)
+    kill_others(server, 1 + SPARE_CLIENTS)
     assert server.wait_exit(30) == 1
     assert server.stderr.splitlines()[-1] == f"lmi-vllm: error: {reason}"
 

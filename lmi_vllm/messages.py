@@ -155,15 +155,15 @@ class AdapterRef:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineSlot:
-    """The addresses of one client of an engine that another process started.
+class EngineClient:
+    """One client of an engine that has several: its addresses.
 
-    `index` counts the clients from 0, which is the one that started the engine. `base_adapter` is
-    the path of the adapter of base requests, if they need one.
+    `index` is its number among `count`; 0 is the one that started the engine. `base_adapter` is the
+    path of the adapter of base requests, if they need one.
     """
 
     index: int
-    clients: int
+    count: int
     input_address: str
     output_address: str
     stats_address: str | None = None  # of the coordinator of data-parallel engines

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from lmi_vllm.engine.base import Engine
-from lmi_vllm.messages import EngineArguments, EngineSlot, ServingProfile
+from lmi_vllm.messages import EngineArguments, EngineClient, ServingProfile
 
 
 class EngineFactory(Protocol):
@@ -39,9 +39,9 @@ class EngineFactory(Protocol):
         self,
         arguments: EngineArguments,
         profile: ServingProfile,
-        slots: tuple[EngineSlot, ...] = (),
+        clients: tuple[EngineClient, ...] = (),
     ) -> Engine:
-        """Return a running engine; other processes may join it as the clients in `slots`.
+        """Return a running engine; other processes may join it as these `clients`.
 
         Raises:
             ConfigurationError: it refuses an argument.

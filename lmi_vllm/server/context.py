@@ -21,7 +21,7 @@ from lmi_vllm.extension import extensions
 from lmi_vllm.inference.admission import Admission
 from lmi_vllm.inference.lifecycle import Lifecycle, State
 from lmi_vllm.inference.service import InferenceService
-from lmi_vllm.messages import EngineArguments, EngineSlot, ServingProfile
+from lmi_vllm.messages import EngineArguments, EngineClient, ServingProfile
 from lmi_vllm.server.plan import StartPlan
 
 logger = logging.getLogger(__name__)
@@ -43,8 +43,8 @@ class ProcessGroup:
     def begin(self, settings: Settings, arguments: EngineArguments) -> None:
         """Start the processes unless they run; they import libraries while the engine starts."""
 
-    def new_slots(self) -> tuple[EngineSlot, ...]:
-        """Return the slots to reserve in the engine that starts next."""
+    def new_clients(self) -> tuple[EngineClient, ...]:
+        """Return the clients of the engine that starts next, this process first."""
         return ()
 
     async def join(

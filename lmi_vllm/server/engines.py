@@ -10,7 +10,7 @@ from lmi_vllm.engine.factory import EngineFactory
 from lmi_vllm.engine.vllm.factory import VllmFactory
 from lmi_vllm.errors import ConfigurationError
 from lmi_vllm.extension import extras
-from lmi_vllm.messages import EngineArguments, EngineSlot, ServingProfile
+from lmi_vllm.messages import EngineArguments, EngineClient, ServingProfile
 
 VLLM: Final = "vllm"
 
@@ -68,10 +68,10 @@ class EnginesByModel:
         self,
         arguments: EngineArguments,
         profile: ServingProfile,
-        slots: tuple[EngineSlot, ...] = (),
+        clients: tuple[EngineClient, ...] = (),
     ) -> Engine:
         """Start the engine of the model, whose files are local; see `EngineFactory.start`."""
-        return await self._of(arguments).start(arguments, profile, slots)
+        return await self._of(arguments).start(arguments, profile, clients)
 
     def abandon(self) -> None:
         """See `EngineFactory.abandon`."""

@@ -148,10 +148,10 @@ class ModelStart:
             raise type(error)(self._files.with_failures(error.text)) from error
 
     async def _start_engine(self, ready: ReadyFiles) -> Engine:
-        slots = self._context.processes.new_slots()
+        clients = self._context.processes.new_clients()
         try:
             return await self._context.engine_factory.start(
-                ready.arguments, ready.translation.profile, slots
+                ready.arguments, ready.translation.profile, clients
             )
         except EngineStartError as error:
             raise type(error)(self._files.with_failures(error.text)) from error

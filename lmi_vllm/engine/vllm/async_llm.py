@@ -42,7 +42,7 @@ from lmi_vllm.engine.vllm.workarounds.not_finite import REASON, is_marked_not_fi
 from lmi_vllm.engine.vllm.workarounds.parsers import check_reasoning
 from lmi_vllm.engine.vllm.workarounds.zero_adapter import load_zero_adapter
 from lmi_vllm.errors import LmiError
-from lmi_vllm.messages import EngineArguments, EngineSlot, ServingProfile
+from lmi_vllm.messages import EngineArguments, EngineClient, ServingProfile
 from lmi_vllm.telemetry.records import current_record
 
 KILL_POLL_SECONDS: Final = 0.01
@@ -228,18 +228,18 @@ class GuardedAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
 class LeadingAsyncLLM(GuardedAsyncLLM):
     """The first client, which starts the engine and keeps its adapters.
 
-    `slots` are the clients of the engine if there are several; this one is the first. `sockets` is
+    `clients` are those of the engine if there are several; this one is the first. `sockets` is
     the folder of the sockets of the engine's processes, which is removed with the engine.
     """
 
     adapters: EngineAdapters
 
     def __init__(
-        self, setup: EngineSetup, slots: tuple[EngineSlot, ...], sockets: PrivateFolder | None
+        self, setup: EngineSetup, clients: tuple[EngineClient, ...], sockets: PrivateFolder | None
     ) -> None:
         with contextlib.ExitStack() as undone:
-            launch = _launched(setup, slots, undone) if slots else None
-            super().__init__(setup, {} if launch is None else _first_client(slots, launch))
+            launch = _launched(setup, clients, undone) if clients else None
+            super().__init__(setup, {} if launch is None else _first_client(clients, launch))
             undone.callback(self.shutdown)
             if launch is not None:  # vLLM's client watches and ends what it has started itself
                 self.engine_core.resources.engine_manager = launch.engine_manager
@@ -281,30 +281,34 @@ class LeadingAsyncLLM(GuardedAsyncLLM):
                 folder.remove()
 
 
-def client_of(slot: EngineSlot) -> dict[str, Any]:
+def client_of(client: EngineClient) -> dict[str, Any]:
     """Return what AsyncLLM takes of one of several clients."""
     addresses = {
-        "input_address": slot.input_address,
-        "output_address": slot.output_address,
-        "stats_update_address": slot.stats_address,
+        "input_address": client.input_address,
+        "output_address": client.output_address,
+        "stats_update_address": client.stats_address,
     }
-    return {"client_addresses": addresses, "client_count": slot.clients, "client_index": slot.index}
+    return {
+        "client_addresses": addresses,
+        "client_count": client.count,
+        "client_index": client.index,
+    }
 
 
-def _first_client(slots: tuple[EngineSlot, ...], launch: Any) -> dict[str, Any]:
+def _first_client(clients: tuple[EngineClient, ...], launch: Any) -> dict[str, Any]:
     stats = launch.addresses.frontend_stats_publish_address
-    client = client_of(replace(slots[0], stats_address=stats))
-    client["client_addresses"]["tensor_queue"] = launch.tensor_queue
-    return client
+    options = client_of(replace(clients[0], stats_address=stats))
+    options["client_addresses"]["tensor_queue"] = launch.tensor_queue
+    return options
 
 
 def _launched(
-    setup: EngineSetup, slots: tuple[EngineSlot, ...], undone: contextlib.ExitStack
+    setup: EngineSetup, clients: tuple[EngineClient, ...], undone: contextlib.ExitStack
 ) -> Any:
     """Start an engine for these clients, as vLLM does for its own --api-server-count."""
     addresses = EngineZmqAddresses(
-        inputs=[slot.input_address for slot in slots],
-        outputs=[slot.output_address for slot in slots],
+        inputs=[client.input_address for client in clients],
+        outputs=[client.output_address for client in clients],
     )
     executor, log_stats = Executor.get_class(setup.config), not setup.namespace.disable_log_stats
     with launch_core_engines(setup.config, executor, log_stats, addresses) as launch:

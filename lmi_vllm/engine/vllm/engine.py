@@ -38,7 +38,7 @@ from lmi_vllm.errors import EngineDeadError, LmiError
 from lmi_vllm.messages import (
     AdapterRef,
     EngineArguments,
-    EngineSlot,
+    EngineClient,
     GenerationChunk,
     GenerationJob,
     OpenAICall,
@@ -57,18 +57,18 @@ async def start_vllm_engine(
     arguments: EngineArguments,
     profile: ServingProfile,
     thread: ThreadPoolExecutor,
-    slots: tuple[EngineSlot, ...] = (),
+    clients: tuple[EngineClient, ...] = (),
 ) -> "VllmEngine":
     """Start vLLM and everything that request handling needs of it.
 
     `thread` must outlive the engine: its one thread is the parent of the engine's processes. Other
-    processes may join it as the clients that all `slots` but the first describe.
+    processes may join it as all `clients` but the first.
 
     Raises:
         ConfigurationError: the installed vLLM refuses an argument.
         EngineStartError: the engine did not come up.
     """
-    llm = await start_vllm(arguments, profile, thread, slots)
+    llm = await start_vllm(arguments, profile, thread, clients)
     async with ended_unless_ready(llm):
         await llm.keep_base_rows_apart()
         bridge, task = await prepared(llm)
@@ -255,8 +255,8 @@ class VllmEngine(VllmClient):
         if not self._llm.errored:
             await self._llm.engine_core.abort_requests_async(list(engine_requests))
 
-    def complete(self, slot: EngineSlot) -> EngineSlot:
-        """Return the slot with the facts that only a running engine knows."""
+    def complete(self, client: EngineClient) -> EngineClient:
+        """Return the client with the facts that only a running engine knows."""
         stats: str | None = self._llm.engine_core.stats_update_address
         base = self.adapters.base
-        return replace(slot, stats_address=stats, base_adapter="" if base is None else base.path)
+        return replace(client, stats_address=stats, base_adapter="" if base is None else base.path)

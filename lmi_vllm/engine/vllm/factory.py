@@ -12,7 +12,7 @@ from lmi_vllm.engine.factory import imports_without_collections
 from lmi_vllm.engine.vllm.processes import LOG_FORMAT_VARIABLE, end_children, new_engine_thread
 from lmi_vllm.engine.vllm.workarounds.companions import hide_unfit_companions
 from lmi_vllm.errors import EngineStartError
-from lmi_vllm.messages import EngineArguments, EngineSlot, ServingProfile
+from lmi_vllm.messages import EngineArguments, EngineClient, ServingProfile
 
 NUMA: Final = "libnuma.so.1"
 
@@ -81,13 +81,13 @@ class VllmFactory:
         self,
         arguments: EngineArguments,
         profile: ServingProfile,
-        slots: tuple[EngineSlot, ...] = (),
+        clients: tuple[EngineClient, ...] = (),
     ) -> Engine:
         """Start vLLM; see `EngineFactory.start`."""
         from lmi_vllm.engine.vllm.engine import start_vllm_engine
 
         thread, self._thread = self._engine_thread(), None  # from here on the engine owns it
-        return await start_vllm_engine(arguments, profile, thread, slots)
+        return await start_vllm_engine(arguments, profile, thread, clients)
 
     def abandon(self) -> None:
         """Kill what has been forked; see `EngineFactory.abandon`."""

@@ -34,7 +34,7 @@ from lmi_vllm.engine.vllm.processes import (
 from lmi_vllm.engine.vllm.workarounds import Scope
 from lmi_vllm.engine.vllm.workarounds.not_finite import NOT_FINITE_COUNT
 from lmi_vllm.errors import ConfigurationError, EngineStartError
-from lmi_vllm.messages import EngineArguments, EngineSlot, ServingProfile
+from lmi_vllm.messages import EngineArguments, EngineClient, ServingProfile
 
 logger = logging.getLogger(__name__)
 
@@ -72,17 +72,17 @@ async def start_vllm(
     arguments: EngineArguments,
     profile: ServingProfile,
     thread: ThreadPoolExecutor,
-    slots: tuple[EngineSlot, ...] = (),
+    clients: tuple[EngineClient, ...] = (),
 ) -> LeadingAsyncLLM:
     """Start an engine on `thread`; the event loop stays free meanwhile.
 
-    Each of `slots` but the first can be taken by another process, as one more client.
+    Each of `clients` but the first can be another process.
 
     Raises:
         ConfigurationError: the installed vLLM refuses an argument.
         EngineStartError: the engine did not come up; the text is the root cause.
     """
-    start = partial(_start, arguments, profile, thread, slots)
+    start = partial(_start, arguments, profile, thread, clients)
     return await asyncio.get_running_loop().run_in_executor(thread, start)
 
 
@@ -100,18 +100,18 @@ def _start(
     arguments: EngineArguments,
     profile: ServingProfile,
     thread: ThreadPoolExecutor,
-    slots: tuple[EngineSlot, ...],
+    clients: tuple[EngineClient, ...],
 ) -> LeadingAsyncLLM:
     with starting(arguments) as is_cpu:
         if is_cpu:
             arguments = adjusted_for_cpu(arguments)
         namespace = parse_vllm_arguments(arguments.values, arguments.origins)
-        config = engine_config(namespace, len(slots) or 1, 0, is_cpu=is_cpu)
+        config = engine_config(namespace, len(clients) or 1, 0, is_cpu=is_cpu)
         _choose_start_method(is_cpu=is_cpu)
         own_length = config.model_config.max_model_len
         setup = EngineSetup(arguments, namespace, config, profile, thread, is_cpu)
         with _sockets() as sockets:
-            llm = LeadingAsyncLLM(setup, slots, sockets)
+            llm = LeadingAsyncLLM(setup, clients, sockets)
     if (fitted := config.model_config.max_model_len) < own_length:
         logger.warning(
             "max_model_len: the model's own length is %d, its KV cache fits %d; set max_model_len, "

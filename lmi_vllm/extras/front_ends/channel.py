@@ -21,7 +21,7 @@ from lmi_vllm.config.settings import Settings
 from lmi_vllm.engine.vllm.engine_calls import LoadedAdapter
 from lmi_vllm.errors import Fault, LmiError, NotReadyError
 from lmi_vllm.inference.lifecycle import State
-from lmi_vllm.messages import EngineArguments, EngineSlot, ServingProfile
+from lmi_vllm.messages import EngineArguments, EngineClient, ServingProfile
 
 _LENGTH: Final = struct.Struct("!I")
 
@@ -47,7 +47,7 @@ class JoinEngine:
     """
 
     settings: Settings
-    slot: EngineSlot
+    client: EngineClient
     arguments: EngineArguments
     profile: ServingProfile
     model_url: str

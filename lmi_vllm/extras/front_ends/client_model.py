@@ -1,4 +1,4 @@
-"""The model of a front-end process: its slot at the engine of the first one, and its adapters."""
+"""The model of a front-end process: a client of the engine of the first one, and its adapters."""
 
 import asyncio
 import contextlib
@@ -119,7 +119,7 @@ class ClientModel:
             message.arguments,
             message.profile,
             self._thread,
-            message.slot,
+            message.client,
             self._first,
             lambda request: self._channel.send(RequestStarted(request)),
         )

@@ -1,4 +1,4 @@
-"""The first process's side: counter rows and engine slots of the others, and their requests."""
+"""The first process's side: the others' counter rows, clients of the engine, and requests."""
 
 import contextlib
 import logging
@@ -15,13 +15,13 @@ from lmi_vllm.errors import EngineDeadError, UnknownAdapterError
 from lmi_vllm.extras.front_ends.channel import FailureCounted, StateChanged, TelemetryLine
 from lmi_vllm.extras.front_ends.shared_counters import SharedCounters
 from lmi_vllm.inference.service import InferenceService
-from lmi_vllm.messages import EngineArguments, EngineSlot
+from lmi_vllm.messages import EngineArguments, EngineClient
 
 logger = logging.getLogger(__name__)
 
 
 class SharedEngine(Engine, Protocol):
-    """An engine that has slots for other processes."""
+    """An engine that has clients in other processes."""
 
     others: OtherClients
 
@@ -43,13 +43,13 @@ class SharedEngine(Engine, Protocol):
         """End requests of another client, by their ids in the engine."""
         ...
 
-    def complete(self, slot: EngineSlot) -> EngineSlot:
-        """Return the slot with what only the running engine knows: address and base adapter."""
+    def complete(self, client: EngineClient) -> EngineClient:
+        """Return the client with what only the running engine knows: address and base adapter."""
         ...
 
 
-class EngineSlots:
-    """Allocates a counter row and an engine slot to every process; row 0 is the first process."""
+class EngineClients:
+    """Allocates a counter row and a client of the engine to every process; row 0 is the first's."""
 
     def __init__(self, folder: Path, rows: int) -> None:
         self.rows = rows
@@ -57,38 +57,40 @@ class EngineSlots:
         self.counters = SharedCounters(self.counters_path, rows)
         self._folder = folder
         self._engines = 0
-        self._used: set[int] = set()  # rows whose slots at the engine are, or were, taken
-        self._slots: tuple[EngineSlot, ...] = ()
+        self._used: set[int] = set()  # rows whose clients of the engine are, or were, taken
+        self._clients: tuple[EngineClient, ...] = ()
 
     def begin(self, rows: Iterable[int]) -> None:
-        """Free every slot for the next engine except those of the processes with these rows."""
+        """Free every client of the next engine except those of the processes with these rows."""
         self._used = set(rows)
 
-    def new(self) -> tuple[EngineSlot, ...]:
-        """Return one slot for each process, at the engine that is started next."""
+    def new(self) -> tuple[EngineClient, ...]:
+        """Return one client for each process, of the engine that is started next."""
         self._engines += 1
         folder = self._folder / f"engine-{self._engines}"
         folder.mkdir()
-        self._slots = tuple(
-            EngineSlot(index, self.rows, f"ipc://{folder}/in{index}", f"ipc://{folder}/out{index}")
+        self._clients = tuple(
+            EngineClient(
+                index, self.rows, f"ipc://{folder}/in{index}", f"ipc://{folder}/out{index}"
+            )
             for index in range(self.rows)
         )
-        return self._slots
+        return self._clients
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether no slot is left, so that no process can be replaced at this engine."""
+        """Whether no client is left, so that no process can be replaced at this engine."""
         return len(self._used) == self.rows - 1
 
     def take(self) -> int:
-        """Take the first row whose slot at the engine has not been taken, and return it."""
+        """Take the first row whose client of the engine has not been taken, and return it."""
         row = min(set(range(1, self.rows)) - self._used)
         self._used.add(row)
         return row
 
-    def of(self, row: int) -> EngineSlot:
-        """Return the slot that belongs to a row."""
-        return self._slots[row]
+    def of(self, row: int) -> EngineClient:
+        """Return the client that belongs to a row."""
+        return self._clients[row]
 
 
 class FirstProcess:

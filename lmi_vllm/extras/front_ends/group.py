@@ -27,17 +27,17 @@ from lmi_vllm.extras.front_ends.channel import (
     LogLevel,
     ProcessSetup,
 )
-from lmi_vllm.extras.front_ends.first import EngineSlots, FirstProcess, SharedEngine
+from lmi_vllm.extras.front_ends.first import EngineClients, FirstProcess, SharedEngine
 from lmi_vllm.extras.front_ends.handle import FrontEnd, ProcessEndedError
 from lmi_vllm.extras.front_ends.series import remove_files, series_of_all
 from lmi_vllm.extras.front_ends.shared_counters import SharedCounters
 from lmi_vllm.inference.service import InferenceService
-from lmi_vllm.messages import EngineArguments, EngineSlot, ServingProfile
+from lmi_vllm.messages import EngineArguments, EngineClient, ServingProfile
 from lmi_vllm.server.context import ProcessGroup
 
 logger = logging.getLogger(__name__)
 
-SPARE_SLOTS: Final = 3  # processes that may be replaced during the life of one engine
+SPARE_CLIENTS: Final = 3  # processes that may be replaced during the life of one engine
 LIVENESS_SECONDS: Final = (
     15.0  # a process reports every half second; one that is silent for longer is killed
 )
@@ -56,7 +56,7 @@ class FrontEndGroup(ProcessGroup):
         self._first = FirstProcess(service)
         self._folder = new_private_folder("lmi-vllm-fronts-")  # mode 0700
         self.first_socket = str(self._folder.path / "first.sock")
-        self._slots = EngineSlots(self._folder.path, count + SPARE_SLOTS)
+        self._clients = EngineClients(self._folder.path, count + SPARE_CLIENTS)
         self._processes: list[FrontEnd] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._watching: asyncio.Task[None] | None = None
@@ -64,7 +64,7 @@ class FrontEndGroup(ProcessGroup):
         self._setup: ProcessSetup | None = None
         self._join_message: JoinEngine | None = None
         service.telemetry.series = series_of_all
-        service.queue.share(self._slots.counters.row(0))
+        service.queue.share(self._clients.counters.row(0))
         service.queue.subscribe_end(lambda: self._broadcast(CancelRequests()))
         service.lifecycle.subscribe(lambda _: self._broadcast(self._first.state()))
         service.telemetry.on_level.append(lambda level: self._broadcast(LogLevel(level)))
@@ -75,26 +75,26 @@ class FrontEndGroup(ProcessGroup):
 
     def begin(self, settings: Settings, arguments: EngineArguments) -> None:
         """Start the processes unless they run; they import vLLM while the engine starts."""
-        slots = self._slots
+        clients = self._clients
         self._settings = settings
         self._setup = self._setup or ProcessSetup(
             settings,
             self._environ,
             arguments,
-            str(slots.counters_path),
-            slots.rows,
+            str(clients.counters_path),
+            clients.rows,
             0,
         )
-        slots.begin(process.row for process in self._processes)
-        self.failed.clear()  # the next engine has spare slots again
+        clients.begin(process.row for process in self._processes)
+        self.failed.clear()  # the next engine has spare clients again
         self._start_missing()
         if self._watching is None:
-            watch = _end_hanging(self._processes, slots.counters)
+            watch = _end_hanging(self._processes, clients.counters)
             self._watching = asyncio.create_task(watch)
 
-    def new_slots(self) -> tuple[EngineSlot, ...]:
-        """Return the slots to reserve at the engine that is started next."""
-        return self._slots.new()
+    def new_clients(self) -> tuple[EngineClient, ...]:
+        """Return the clients of the engine that is started next."""
+        return self._clients.new()
 
     async def join(
         self, engine: Engine, profile: ServingProfile, adapters: AdapterRegistry
@@ -109,12 +109,12 @@ class FrontEndGroup(ProcessGroup):
         # Settings that give a model to another engine than vLLM are refused with these processes.
         shared = cast(SharedEngine, engine)
         self._first.use(shared, adapters)
-        shared.others = self._slots.counters.row(0)
+        shared.others = self._clients.counters.row(0)
         adapters.publish = self._publish
         self._start_missing()
         self._join_message = JoinEngine(
             settings=self._settings,
-            slot=shared.complete(self._slots.of(1)),
+            client=shared.complete(self._clients.of(1)),
             arguments=shared.arguments,
             profile=replace(profile, task=engine.task),
             model_url=self._service.model_url,
@@ -156,7 +156,7 @@ class FrontEndGroup(ProcessGroup):
     def _start_missing(self) -> list[FrontEnd]:
         """Start as many processes as there should be, and return them."""
         started = [
-            FrontEnd(self._first, self._slots.take())
+            FrontEnd(self._first, self._clients.take())
             for _ in range(self._count - 1 - len(self._processes))
         ]
         self._processes += started
@@ -177,14 +177,14 @@ class FrontEndGroup(ProcessGroup):
         if self._setup is None:
             raise RuntimeError("begin() must be called first")
         await process.run(replace(self._setup, row=process.row))
-        self._slots.counters.row(process.row).clear()
+        self._clients.counters.row(process.row).clear()
         if process not in self._processes:
             return  # it was stopped on purpose
         logger.error("front-end process %d ended with %s", process.pid, process.ending)
         self._processes.remove(process)
         if self._join_message is None:
             return  # `begin` or `join` starts another
-        if self._slots.is_exhausted:
+        if self._clients.is_exhausted:
             logger.error("it was the last that could be replaced")
             self.failed.set()
             return
@@ -197,8 +197,8 @@ class FrontEndGroup(ProcessGroup):
         joined, engine = self._join_message, self._first.engine
         if joined is None or engine is None:
             return
-        slot = engine.complete(self._slots.of(process.row))
-        process.channel.send(replace(joined, slot=slot))
+        client = engine.complete(self._clients.of(process.row))
+        process.channel.send(replace(joined, client=client))
         await process.wait_for(process.joined)
         process.is_routed = True
         process.channel.send(self._first.state())

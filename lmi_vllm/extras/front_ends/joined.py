@@ -20,7 +20,7 @@ from lmi_vllm.errors import AdapterRefusedError
 from lmi_vllm.messages import (
     AdapterRef,
     EngineArguments,
-    EngineSlot,
+    EngineClient,
     ServingProfile,
 )
 
@@ -88,10 +88,10 @@ class ClientAsyncLLM(GuardedAsyncLLM):
     adapters: LoadedAdapters
 
     def __init__(
-        self, setup: EngineSetup, slot: EngineSlot, shared: SharedState, began: Report
+        self, setup: EngineSetup, client: EngineClient, shared: SharedState, began: Report
     ) -> None:
-        super().__init__(setup, client_of(slot), began)
-        self.adapters = LoadedAdapters(shared, slot.base_adapter)
+        super().__init__(setup, client_of(client), began)
+        self.adapters = LoadedAdapters(shared, client.base_adapter)
 
     @property
     def engine_requests(self) -> tuple[str, ...]:
@@ -135,7 +135,7 @@ async def join_vllm_engine(
     arguments: EngineArguments,
     profile: ServingProfile,
     thread: ThreadPoolExecutor,
-    slot: EngineSlot,
+    client: EngineClient,
     shared: SharedState,
     began: Report,
 ) -> JoinedEngine:
@@ -146,7 +146,7 @@ async def join_vllm_engine(
     Raises:
         EngineStartError: the engine could not be joined; the text is the root cause.
     """
-    join = partial(_join, arguments, profile, thread, slot, shared, began)
+    join = partial(_join, arguments, profile, thread, client, shared, began)
     try:
         llm = await asyncio.get_running_loop().run_in_executor(thread, join)
     except Exception as error:
@@ -161,15 +161,15 @@ def _join(
     arguments: EngineArguments,
     profile: ServingProfile,
     thread: ThreadPoolExecutor,
-    slot: EngineSlot,
+    client: EngineClient,
     shared: SharedState,
     began: Report,
 ) -> ClientAsyncLLM:
     claim_children()  # those that try grammars
     is_cpu = runs_on_cpu()
     namespace = parse_vllm_arguments(arguments.values, arguments.origins)
-    config = engine_config(namespace, slot.clients, slot.index, is_cpu=is_cpu)
+    config = engine_config(namespace, client.count, client.index, is_cpu=is_cpu)
     if sys.platform == "linux":
         adopt_forked_engines()
     setup = EngineSetup(arguments, namespace, config, profile, thread, is_cpu)
-    return ClientAsyncLLM(setup, slot, shared, began)
+    return ClientAsyncLLM(setup, client, shared, began)

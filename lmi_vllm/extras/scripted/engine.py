@@ -18,7 +18,7 @@ from lmi_vllm.errors import AdapterRefusedError, EngineDeadError, LmiError, Payl
 from lmi_vllm.messages import (
     AdapterRef,
     EngineArguments,
-    EngineSlot,
+    EngineClient,
     GeneratedToken,
     GenerationChunk,
     GenerationJob,
@@ -275,7 +275,7 @@ class ScriptedFactory:
         self,
         arguments: EngineArguments,
         profile: ServingProfile,
-        slots: tuple[EngineSlot, ...] = (),
+        clients: tuple[EngineClient, ...] = (),
     ) -> Engine:
         """Return the next engine; see `EngineFactory.start`."""
         return self._make()

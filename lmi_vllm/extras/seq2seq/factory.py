@@ -6,7 +6,7 @@ from lmi_vllm.engine.base import Engine
 from lmi_vllm.engine.factory import imports_without_collections
 from lmi_vllm.engine.vllm.factory import import_failure
 from lmi_vllm.engine.vllm.workarounds.companions import hide_unfit_companions
-from lmi_vllm.messages import EngineArguments, EngineSlot, ServingProfile
+from lmi_vllm.messages import EngineArguments, EngineClient, ServingProfile
 
 
 class TransformersFactory:
@@ -29,7 +29,7 @@ class TransformersFactory:
         self,
         arguments: EngineArguments,
         profile: ServingProfile,
-        slots: tuple[EngineSlot, ...] = (),
+        clients: tuple[EngineClient, ...] = (),
     ) -> Engine:
         """Load the model; see `EngineFactory.start`."""
         await asyncio.to_thread(

@@ -9,7 +9,7 @@ from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.adapters.registry import MAX_FINDS, AdapterRegistry
 from lmi_vllm.errors import EngineDeadError, Fault, NotReadyError, UnknownAdapterError
 from lmi_vllm.extras.front_ends.channel import FailureCounted, StateChanged, TelemetryLine
-from lmi_vllm.extras.front_ends.first import EngineSlots, FirstProcess, SharedEngine
+from lmi_vllm.extras.front_ends.first import EngineClients, FirstProcess, SharedEngine
 from lmi_vllm.extras.scripted.engine import ScriptedEngine
 from lmi_vllm.inference.admission import Admission
 from lmi_vllm.inference.lifecycle import Lifecycle, State
@@ -18,21 +18,23 @@ from lmi_vllm.inference.service import InferenceService
 
 def test_replacement_process_gets_an_unused_slot(tmp_path: Path) -> None:
     """What replaces a lost process gets another slot, until all are used up."""
-    slots = EngineSlots(tmp_path, 4)
-    assert [slot.index for slot in slots.new()] == [0, 1, 2, 3]
-    assert (slots.take(), slots.take(), slots.is_exhausted) == (1, 2, False)
-    assert (slots.take(), slots.is_exhausted) == (3, True)
-    assert slots.of(3).index == 3
+    clients = EngineClients(tmp_path, 4)
+    assert [client.index for client in clients.new()] == [0, 1, 2, 3]
+    assert (clients.take(), clients.take(), clients.is_exhausted) == (1, 2, False)
+    assert (clients.take(), clients.is_exhausted) == (3, True)
+    assert clients.of(3).index == 3
 
 
 def test_next_engine_has_free_slots_again(tmp_path: Path) -> None:
     """But for those whose processes live on; its sockets are in a folder of their own."""
-    slots = EngineSlots(tmp_path, 4)
-    first = slots.new()
-    slots.take()
-    slots.begin([2])
-    assert (slots.take(), slots.take(), slots.is_exhausted) == (1, 3, True)
-    assert not {slot.input_address for slot in slots.new()} & {slot.input_address for slot in first}
+    clients = EngineClients(tmp_path, 4)
+    first = clients.new()
+    clients.take()
+    clients.begin([2])
+    assert (clients.take(), clients.take(), clients.is_exhausted) == (1, 3, True)
+    assert not {client.input_address for client in clients.new()} & {
+        client.input_address for client in first
+    }
 
 
 def service() -> InferenceService:
