@@ -118,6 +118,8 @@ class Extra:
     grammar_trials: "Lazy[Callable[[object, float, ThreadPoolExecutor], CheckGrammar]] | None" = (
         None
     )
+    # What the engine compiles grammars in, made with vLLM's threads for that; at most one extra.
+    grammar_executor: "Lazy[Callable[[ThreadPoolExecutor], object]] | None" = None
     # What takes tokens of plain requests before vLLM's output processor, made with the tokenizer;
     # at most one extra has it.
     token_lane: "Lazy[Callable[[object], TokenLane]] | None" = None

@@ -163,6 +163,7 @@ class FetchMedia(Protocol):
 # Raises vLLM's error if the engine may not compile a schema, regular expression or grammar (in
 # vLLM's form), for an answer of that many tokens to that client.
 CheckGrammar = Callable[[Any, int | None, str], Awaitable[None]]
+GRAMMAR_SOURCE: Final = "lmi_source"  # that client, in `extra_args` of vLLM's sampling parameters
 
 
 class EngineProcess(Protocol):

@@ -160,10 +160,8 @@ def parse_lmi_request(
         PayloadError: names the field and what is allowed.
     """
     prompts, is_list = _prompts(payload, tgi_route)
-    parameters = _parameters(payload)
-    given = parameters.given()
-    check_limits(given, profile.limits, "parameters.")
-    check_logprobs(given, profile.limits)
+    parameters = _parameters(payload, profile)
+    check_logprobs(parameters.given(), profile.limits)
     is_streaming = _is_streaming(payload, parameters, profile, tgi_route)
     candidates = choose_candidates(parameters)
     wants_logprobs = _wants_logprobs(parameters, profile, candidates, is_streaming=is_streaming)
@@ -263,8 +261,10 @@ def _prompts(
     return prompts, is_list
 
 
-def _parameters(payload: Mapping[str, Any]) -> GenerationParameters:
+def _parameters(payload: Mapping[str, Any], profile: ServingProfile) -> GenerationParameters:
     raw = payload.get("parameters")
-    if raw is not None and not isinstance(raw, dict):
+    raw = {} if raw is None else raw
+    if not isinstance(raw, dict):
         raise PayloadError("parameters: expected an object")
-    return parse_parameters(raw or {})
+    check_limits(raw, profile.limits, "parameters.")  # first: each wrong value has an error
+    return parse_parameters(raw)

@@ -4,14 +4,18 @@ import asyncio
 import contextlib
 import re
 import time
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+from types import SimpleNamespace
 from typing import Any
 
 import orjson
 import psutil
 import pytest
 
-from lmi_vllm.engine.base import Engine
+from lmi_vllm.engine.base import GRAMMAR_SOURCE, Engine
 from lmi_vllm.errors import EngineFailureError, PayloadError
+from lmi_vllm.extras.grammar_trials.queue import FairExecutor
 from lmi_vllm.messages import GenerationJob, OpenAICall
 from lmi_vllm.telemetry.records import RequestRecord, enter_record
 from tests.contract.conftest import LoopThread, collect, start_demo_engine
@@ -244,6 +248,44 @@ def test_repeated_slow_grammars_delay_no_other_source(run: LoopThread, vllm_engi
         return seconds
 
     assert run(scenario()) < 10
+
+
+def test_the_engine_compiles_one_client_after_the_other() -> None:
+    """Of one client four wait, and of others one each: these come after its first."""
+    begun: list[str] = []
+    ended: set[str] = {"a3"}
+    is_busy, may_go = Event(), Event()
+
+    def compiled(request: Any) -> str:
+        begun.append(request.name)
+        is_busy.set()
+        assert may_go.wait(30)
+        if request.name == "a4":
+            raise ValueError(request.name)
+        return str(request.name)
+
+    def asked(name: str, source: str | None) -> Any:
+        fields = None if source is None else {GRAMMAR_SOURCE: source}
+        return executor.submit(
+            compiled,
+            SimpleNamespace(
+                name=name,
+                is_finished=lambda: name in ended,
+                sampling_params=SimpleNamespace(extra_args=fields),
+            ),
+        )
+
+    executor = FairExecutor(ThreadPoolExecutor(1))
+    asked("first", "a")
+    assert is_busy.wait(30)
+    futures = [asked(name, "a") for name in ("a1", "a2", "a3", "a4")]
+    futures += [asked("b1", "b"), asked("c1", None)]
+    may_go.set()
+    executor.shutdown(wait=True)
+    assert begun == ["first", "a1", "b1", "c1", "a2", "a4"]
+    assert futures[2].cancelled()
+    assert isinstance(futures[3].exception(), ValueError)
+    assert futures[4].result() == "b1"
 
 
 def test_grammar_that_becomes_slow_in_the_engine_ends_with_its_request(

@@ -20,6 +20,12 @@ DEEP = json.loads('{"a":' * 300 + "1" + "}" * 300)
 
 TOO_MUCH: dict[str, tuple[str, dict[str, Any], int, str]] = {
     "n": ("/invocations", {"inputs": "x", "parameters": {"n": 3}}, 424, "parameters.n: at most 2"),
+    "wrong values, each of which would have an error": (
+        "/invocations",
+        {"inputs": "x", "parameters": {"allowed_token_ids": ["a"] * 5}},
+        424,
+        "parameters.allowed_token_ids: at most 1 entries",
+    ),
     "stop": (
         "/invocations",
         {"inputs": "x", "parameters": {"stop": ["a", "b"]}},

@@ -25,7 +25,7 @@ from vllm.v1.engine.utils import EngineZmqAddresses, launch_core_engines
 from vllm.v1.executor import Executor
 
 from lmi_vllm.checks.base_model import describe_base
-from lmi_vllm.engine.base import CheckGrammar
+from lmi_vllm.engine.base import GRAMMAR_SOURCE, CheckGrammar
 from lmi_vllm.engine.private_folders import PrivateFolder, new_private_folder
 from lmi_vllm.engine.vllm.adapters import EngineAdapters, UsableAdapters
 from lmi_vllm.engine.vllm.engine_calls import EngineCalls, LoadedAdapter
@@ -334,6 +334,7 @@ async def _checked(
         record = current_record()
         source = "" if record is None else record.source
         await check_grammar(params.structured_outputs, params.max_tokens, source)
+        params.extra_args = {**(params.extra_args or {}), GRAMMAR_SOURCE: source}
         async for output in outputs:
             yield output
 

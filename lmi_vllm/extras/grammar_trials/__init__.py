@@ -4,4 +4,7 @@ from typing import Final
 
 from lmi_vllm.extension import Extra, Lazy
 
-EXTRA: Final = Extra(grammar_trials=Lazy("lmi_vllm.extras.grammar_trials.guard:GrammarGuard"))
+EXTRA: Final = Extra(
+    grammar_trials=Lazy("lmi_vllm.extras.grammar_trials.guard:GrammarGuard"),
+    grammar_executor=Lazy("lmi_vllm.extras.grammar_trials.queue:FairExecutor"),
+)

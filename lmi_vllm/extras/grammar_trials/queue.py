@@ -1,16 +1,23 @@
-"""Fair scheduling of grammar trials: a few at a time, fair between sources.
+"""Fair scheduling of grammars between sources: of trials in the server, then in the engine.
 
 A trial may take its whole time limit. So that a client that asks for many does not make others
 wait, one source (a key, or a client's address) never has all slots. A free slot goes to the
 source that has the fewest, and of these to the one that waited longest since its last trial.
+
+A grammar that passed is compiled once more in the engine's few threads. vLLM's own queue for them
+is in order of arrival, so that one client's grammars made all others wait.
 """
 
 import asyncio
 import contextlib
-from collections import Counter
-from collections.abc import AsyncIterator, Coroutine
+import threading
+from collections import Counter, OrderedDict, deque
+from collections.abc import AsyncIterator, Callable, Coroutine
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Final
+
+from lmi_vllm.engine.base import GRAMMAR_SOURCE
 
 MAX_TRIALS: Final = 3  # children; more would only slow each other down
 MAX_OF_ONE_SOURCE: Final = 2  # of these
@@ -102,3 +109,42 @@ class SharedTask:
             self._waiters -= 1
             if not self._waiters:
                 self._task.cancel()
+
+
+class FairExecutor:
+    """An engine's threads for grammars, fair between the clients of requests."""
+
+    def __init__(self, threads: ThreadPoolExecutor) -> None:
+        self._threads = threads
+        self._lock = threading.Lock()
+        # The first one has waited longest since a grammar of its own was begun.
+        self._waiting: OrderedDict[str, deque[tuple[Any, Callable[[Any], Any], Any]]]
+        self._waiting = OrderedDict()
+
+    def submit(self, compile_grammar: Callable[[Any], Any], request: Any) -> "Future[Any]":
+        """Return the future grammar of a request of vLLM's."""
+        grammar: Future[Any] = Future()
+        source = (request.sampling_params.extra_args or {}).get(GRAMMAR_SOURCE, "")
+        with self._lock:
+            jobs = self._waiting.setdefault(source, deque())
+            jobs.append((grammar, compile_grammar, request))
+        self._threads.submit(self._compile_next)
+        return grammar
+
+    def _compile_next(self) -> None:
+        with self._lock:
+            source, jobs = self._waiting.popitem(last=False)
+            grammar, compile_grammar, request = jobs.popleft()
+            if jobs:
+                self._waiting[source] = jobs
+        if request.is_finished():
+            grammar.cancel()
+            return
+        try:
+            grammar.set_result(compile_grammar(request))
+        except Exception as error:  # noqa: BLE001 (the request's end, as in an executor)
+            grammar.set_exception(error)
+
+    def shutdown(self, **options: Any) -> None:
+        """Stop the threads, as vLLM does at its end."""
+        self._threads.shutdown(**options)

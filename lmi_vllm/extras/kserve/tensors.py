@@ -10,6 +10,7 @@ import math
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -36,6 +37,9 @@ _NUMBERS: Final[Mapping[str, tuple[str, tuple[type, ...]]]] = MappingProxyType(
 )
 DATATYPES: Final = (BYTES, *_NUMBERS)
 _DIMENSIONS: Final = 8  # of one tensor
+_MAX_TENSORS: Final = 1024
+# Of all tensors together. Each becomes an object while other requests wait.
+MAX_ELEMENTS: Final = 1 << 16
 _LENGTH: Final = struct.Struct("<I")  # of one element of BYTES
 
 
@@ -57,19 +61,21 @@ def read_tensors(given: object, rest: bytes) -> list[KserveTensor]:
     """
     if not isinstance(given, list) or not given:
         raise PayloadError("inputs: expected a list of tensors")
-    tensors, start = [], 0
+    if len(given) > _MAX_TENSORS:
+        raise PayloadError(f"inputs: at most {_MAX_TENSORS} tensors")
+    tensors, start, elements = [], 0, 0
     for position, one in enumerate(given):
         name, datatype, shape = _metadata(one, f"inputs[{position}]")
-        size = _size(one, name)
+        size, count = _size(one, name), math.prod(shape)
+        elements += count
+        _check_most(name, elements)
         if size is None:
             values = _json_values(one.get("data"), datatype, shape, name)
         else:
             values = _binary_values(rest[start : start + size], size, datatype, name)
             start += size
-        if len(values) != math.prod(shape):
-            raise PayloadError(
-                f"{name}: its shape has {math.prod(shape)} elements, its data {len(values)}"
-            )
+        if len(values) != count:
+            raise PayloadError(f"{name}: its shape has {count} elements, its data {len(values)}")
         tensors.append(KserveTensor(name, datatype, shape, values))
     if start != len(rest):
         raise PayloadError(f"the binary data is {len(rest)} bytes long, the inputs say {start}")
@@ -119,7 +125,9 @@ def _json_values(data: object, datatype: str, shape: Sequence[int], name: str) -
     if not isinstance(data, list):
         raise PayloadError(f"{name}: data must be a list")
     for _ in shape[1:]:
+        _check_most(name, len(data))
         data = [item for row in data for item in (row if isinstance(row, list) else (row,))]
+    _check_most(name, len(data))
     kinds = (str,) if datatype == BYTES else _NUMBERS[datatype][1]
     if not all(_has_type(item, kinds) for item in data):
         raise PayloadError(f"{name}: its data are not all {datatype}")
@@ -134,11 +142,18 @@ def _binary_values(data: bytes, size: int, datatype: str, name: str) -> tuple[An
     if len(data) != size:
         raise PayloadError(f"{name}: the binary data ends before its {size} bytes")
     if datatype == BYTES:
-        return tuple(_texts(data, name))
+        return tuple(islice(_texts(data, name), MAX_ELEMENTS + 1))
     code = _NUMBERS[datatype][0]
-    if size % struct.calcsize(f"<{code}"):
+    count, rest = divmod(size, struct.calcsize(f"<{code}"))
+    if rest:
         raise PayloadError(f"{name}: {size} bytes are no whole number of {datatype}")
-    return struct.unpack(f"<{size // struct.calcsize(f'<{code}')}{code}", data)
+    _check_most(name, count)
+    return struct.unpack(f"<{count}{code}", data)
+
+
+def _check_most(name: str, count: int) -> None:
+    if count > MAX_ELEMENTS:
+        raise PayloadError(f"{name}: at most {MAX_ELEMENTS} elements in all tensors")
 
 
 def _texts(data: bytes, name: str) -> Iterator[str]:

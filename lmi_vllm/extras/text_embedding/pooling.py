@@ -1,6 +1,5 @@
 """LMI's `inputs`, and vLLM's own bodies, for models that embed, classify or rank."""
 
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -9,10 +8,9 @@ from typing import Any, Final
 import orjson
 
 from lmi_vllm.errors import PayloadError
+from lmi_vllm.inference.request.parameters import UnreadNames
 from lmi_vllm.inference.response.openai_events import lmi_reply
 from lmi_vllm.messages import POOLING_KINDS, OpenAIReply, Reply, ServingProfile
-
-logger = logging.getLogger(__name__)
 
 # The kind of call that vLLM dispatches by the fields of its body.
 INVOCATIONS: Final = "invocations"
@@ -37,7 +35,10 @@ class PoolingRequest:
 
 
 def parse_pooling_request(
-    payload: Mapping[str, Any], profile: ServingProfile, is_adapter: Callable[[str], bool]
+    payload: Mapping[str, Any],
+    profile: ServingProfile,
+    is_adapter: Callable[[str], bool],
+    unread: UnreadNames,
 ) -> PoolingRequest:
     """Return the request of a payload on a model that does not generate.
 
@@ -51,7 +52,7 @@ def parse_pooling_request(
         return request
     if payload.get("stream"):
         raise PayloadError(f"stream: answers of a model for {profile.task} are not streamed")
-    request = _lmi_request(kind, payload, profile)
+    request = _lmi_request(kind, payload, profile, unread)
     model = payload.get("model")
     if isinstance(model, str) and is_adapter(model):
         return replace(request, body={**request.body, "model": model})
@@ -81,13 +82,15 @@ def vectors_reply(answer: OpenAIReply) -> Reply:
     return Reply(200, "application/json", orjson.dumps(vectors) + b"\n")
 
 
-def _lmi_request(kind: str, payload: Mapping[str, Any], profile: ServingProfile) -> PoolingRequest:
+def _lmi_request(
+    kind: str, payload: Mapping[str, Any], profile: ServingProfile, unread: UnreadNames
+) -> PoolingRequest:
     body: dict[str, Any] = {"input": _texts(payload.get("inputs", ""))}
     if "adapters" in payload:
         body["adapters"] = payload["adapters"]
     if kind == "embeddings":
         body["use_activation"] = profile.normalize
-    body |= pooling_parameters(payload.get("parameters"))
+    body |= pooling_parameters(payload.get("parameters"), unread)
     return PoolingRequest(kind, body, is_vectors=kind == "embeddings")
 
 
@@ -99,8 +102,8 @@ def _texts(inputs: object) -> list[str]:
     raise PayloadError("inputs: expected text or a list of texts")
 
 
-def pooling_parameters(given: object) -> dict[str, Any]:
-    """Return vLLM's fields for LMI's parameters of an embedding; unknown ones are warned of.
+def pooling_parameters(given: object, unread: UnreadNames) -> dict[str, Any]:
+    """Return vLLM's fields for LMI's parameters of an embedding; the others go to `unread`.
 
     Raises:
         PayloadError: a parameter of another type.
@@ -109,12 +112,12 @@ def pooling_parameters(given: object) -> dict[str, Any]:
         return {}
     if not isinstance(given, dict):
         raise PayloadError("parameters: expected an object")
+    unread.warn(given.keys() - _PARAMETERS.keys())
     fields: dict[str, Any] = {}
-    for name, value in given.items():
-        if name not in _PARAMETERS:
-            logger.warning("request parameter %.80r has no effect", name)  # a client's text
+    for name, (field, kind) in _PARAMETERS.items():
+        if name not in given:
             continue
-        field, kind = _PARAMETERS[name]
+        value = given[name]
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
             wanted = "true or false" if kind is bool else "a whole number"
             raise PayloadError(f"parameters.{name}: expected {wanted}")

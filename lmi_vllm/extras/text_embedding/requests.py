@@ -19,6 +19,7 @@ from lmi_vllm.extras.text_embedding.pooling import (
 )
 from lmi_vllm.inference.context import RequestContext, RequestStep
 from lmi_vllm.inference.pipeline import Prepared, execute, render
+from lmi_vllm.inference.request.parameters import UnreadNames
 from lmi_vllm.inference.response.openai_events import lmi_reply
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import GENERATE, EngineArguments, OpenAIReply, Reply
@@ -110,13 +111,14 @@ class TextStep(RequestStep):
         }
         if (longest := self._longest(context)) is not None:
             body["truncate_prompt_tokens"] = longest
-        body |= _pair_parameters(payload)
+        body |= _pair_parameters(payload, context.runtime.unread_names)
         reply = partial(scores_reply, is_list=pairs.is_list, is_probability=self._asked.sigmoid)
         return Prepared(payload, "score", body, output=context.hooks.output, reply=reply)
 
     def _pooled(self, context: RequestContext, payload: Mapping[str, Any]) -> Prepared:
         runtime = context.runtime
-        request = parse_pooling_request(payload, runtime.profile, runtime.adapters.__contains__)
+        is_adapter = runtime.adapters.__contains__
+        request = parse_pooling_request(payload, runtime.profile, is_adapter, runtime.unread_names)
         body = request.body
         if "inputs" in payload and (longest := self._longest(context)) is not None:
             body = {"truncate_prompt_tokens": longest, **body}
@@ -146,7 +148,7 @@ def read_pairs(payload: Mapping[str, Any]) -> Pairs | None:
     return _checked([_pair(item) for item in given], is_list=True)
 
 
-def _pair_parameters(payload: Mapping[str, Any]) -> dict[str, Any]:
+def _pair_parameters(payload: Mapping[str, Any], unread: UnreadNames) -> dict[str, Any]:
     """Return the fields that the parameters beside pairs become.
 
     Raises:
@@ -158,7 +160,7 @@ def _pair_parameters(payload: Mapping[str, Any]) -> dict[str, Any]:
     for name in ("normalize", "dimensions"):
         if isinstance(given, dict) and name in given:
             raise PayloadError(f"parameters.{name}: pairs have scores, not vectors")
-    return pooling_parameters(given)
+    return pooling_parameters(given, unread)
 
 
 def _is_pair(given: Mapping[str, Any]) -> bool:

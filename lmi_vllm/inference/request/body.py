@@ -23,6 +23,11 @@ EXAMPLE_BODY: Final = '{"inputs": "text", "parameters": {"max_new_tokens": 30}}'
 MAX_MESSAGES: Final = 8192  # and parts: each is checked, and put into the template, one by one
 MAX_TOOLS: Final = 1024  # 50 us each in vLLM's models, on the event loop
 MAX_DEPTH: Final = 200  # levels; orjson writes 254, Python's parsers and templates fail at 1000
+# Of a field, beside token ids: vLLM's models write an error for each wrong one, or several.
+MAX_FIELD_VALUES: Final = 1 << 15
+MAX_FIELDS: Final = 1024  # of an object that has these fields
+MAX_CSV_LINES: Final = 1 << 15
+MAX_CSV_COLUMNS: Final = 64
 # Compared after each token, in the engine; the time may grow with the square.
 LONGEST_PATTERN: Final = 128
 _SEQUENCES: Final = ("n", "best_of", "num_beams")
@@ -142,8 +147,13 @@ def _form_fields(body: bytes, content_type: str) -> Iterator[tuple[str, str, str
 
 
 def _decode_csv(text: str) -> dict[str, Any]:
+    if text.count("\n") + text.count("\r") > MAX_CSV_LINES:
+        raise PayloadError(f"text/csv: at most {MAX_CSV_LINES} ends of lines")
+    reader = csv.DictReader(io.StringIO(text.removeprefix("\ufeff"), newline=""))
     try:
-        rows = list(csv.DictReader(io.StringIO(text.removeprefix("\ufeff"), newline="")))
+        if len(reader.fieldnames or ()) > MAX_CSV_COLUMNS:
+            raise PayloadError(f"text/csv: at most {MAX_CSV_COLUMNS} columns")
+        rows = list(reader)
     except csv.Error as error:
         raise PayloadError(f"the body is not valid CSV: {error}") from None
     names = set(rows[0]) if rows else set()
@@ -162,10 +172,11 @@ def check_limits(given: Mapping[str, Any], limits: RequestLimits, prefix: str = 
     Raises:
         PayloadError: names the field, the bound and the setting that moves it.
     """
+    if len(given) > MAX_FIELDS:
+        raise PayloadError(f"{prefix or 'the body'}: at most {MAX_FIELDS} fields")
     for name, value in given.items():
-        if type(value) in _NESTING and _is_deep(value):
-            most = f"{MAX_DEPTH} levels, those in the arguments of tool calls, too"
-            raise PayloadError(f"{prefix}{name}: objects and lists may nest at most {most}")
+        if type(value) in _NESTING and (problem := _excess_of_values(value)):
+            raise PayloadError(f"{prefix}{name}: {problem}")
     if _BOUNDED.isdisjoint(given):
         return
     for problem in _excesses(given, limits):
@@ -268,15 +279,20 @@ def _message_count(value: object) -> int:
     return count
 
 
-def _is_deep(value: dict[str, Any] | list[Any]) -> bool:
-    """Whether it has more levels than vLLM's parsers and templates accept."""
-    level: list[Any] = [value]
+def _excess_of_values(value: Any) -> str:
+    """Return what it has too much of for vLLM's models, parsers and templates: levels or values."""
+    level, left = [value], MAX_FIELD_VALUES
     with contextlib.suppress(RecursionError):  # of arguments
         for _ in range(MAX_DEPTH):
-            if not level:
-                return False
+            others = (each for each in level if {*map(type, each)} != {int} or min(each) < 0)
+            left -= sum(map(len, others))
+            if left < 0:
+                return f"at most {MAX_FIELD_VALUES} values beside token ids"
             level = [one for each in level for one in _held(each) if type(one) in _NESTING]
-    return bool(level)
+            if not level:
+                return ""
+    most = f"{MAX_DEPTH} levels, those in the arguments of tool calls, too"
+    return f"objects and lists may nest at most {most}"
 
 
 def _held(value: dict[str, Any] | list[Any]) -> Iterable[Any]:

@@ -52,6 +52,7 @@ CLASS_CHANGED: Final = {"outputs.py": 1, "workarounds/hostile_requests.py": 1}
 FIELDS_SET: Final = {
     "async_llm.py": {
         "client.resources.engine_dead",
+        "params.extra_args",  # of this request alone
         "self.engine_core.resources.coordinator",
         "self.engine_core.resources.engine_manager",
     },
@@ -98,6 +99,7 @@ FIELDS_SET: Final = {
     "workarounds/hostile_requests.py": {
         "manager.__class__",  # the engine holds that very one
         "manager.backends",
+        "manager.executor",
     },
     "workarounds/ignored_modules.py": {"config.parallel_config.worker_extension_cls"},
     "workarounds/not_finite.py": {"computed.num_nans_in_logits", "scheduler.scheduler_cls"},

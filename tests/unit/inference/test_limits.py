@@ -170,6 +170,26 @@ BOUNDS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"input": [{"arguments": "[" * 5000 + "]" * 5000}]},
         "input: objects and lists may nest at most 200 levels, those in the arguments of tool",
     ),
+    "values of a field, beside token ids": (
+        {"prompt": [0] * 100_000, "vllm_xargs": {"a": [[1] * 40_000, ["x"] * 32_765]}},
+        {"vllm_xargs": {"a": [[1] * 40_000, ["x"] * 32_765], "b": 1}},
+        "vllm_xargs: at most 32768 values beside token ids",
+    ),
+    "token ids that are none": (
+        {"prompt": [-1] * 32_768},
+        {"prompt": [1] * 70_000 + [-1]},
+        "prompt: at most 32768 values beside token ids",
+    ),
+    "token ids and others": (
+        {"token_ids": [True] * 32_768},
+        {"token_ids": [1] * 70_000 + [True]},
+        "token_ids: at most 32768 values beside token ids",
+    ),
+    "fields": (
+        {f"f{number}": 1 for number in range(1024)},
+        {f"f{number}": 1 for number in range(1025)},
+        "parameters.: at most 1024 fields",
+    ),
     "tokens": (
         {"tokens": [1] * 6},
         {"tokens": [1] * 7},

@@ -42,6 +42,11 @@ BODIES: dict[str, tuple[bytes, str, dict[str, Any]]] = {
         {"inputs": ['a, "b"\nc']},
     ),
     "csv old mac lines": (b"inputs\ra\rb", "text/csv", {"inputs": ["a", "b"]}),
+    "csv, as much as is read": (
+        b"inputs" + b"," * 63 + b"\na\n" + b"\n" * 32_766,
+        "text/csv",
+        {"inputs": ["a"]},
+    ),
     "csv byte order mark": ("\ufeffinputs\na\n".encode(), "text/csv", {"inputs": ["a"]}),
     "csv question": (
         b"question,context\nq,c\n",
@@ -83,6 +88,9 @@ REFUSED_BODIES: dict[str, tuple[bytes, str, str]] = {
     "csv without a known column": (b"a,b\n1,2\n", "text/csv", "inputs, question, context"),
     "csv without rows": (b"inputs\n", "text/csv", "header row"),
     "csv empty": (b"", "text/csv", "header row"),
+    "csv of many lines": (b"inputs\n" + b"\n" * 32_768, "text/csv", "at most 32768 ends of lines"),
+    "csv of many old lines": (b"inputs\r" + b"a\r" * 32_768, "text/csv", "at most 32768 ends"),
+    "csv of many columns": (b"inputs" + b"," * 64 + b"\na\n", "text/csv", "at most 64 columns"),
     "csv cell too long": (b"inputs\n" + b"x" * 200_000, "text/csv", "not valid CSV"),
     "form without data": (b"x=1", FORM, "no field data"),
     "multipart without data": (multipart(("x", "", b"1")), MULTIPART, "no field data"),

@@ -164,28 +164,24 @@ async def check_body(call: HttpCall) -> None:
     Raises:
         RequestError: an item of a conversation is none, or a batch of chats is to be streamed.
     """
-    is_long = len(call.body) > _ITEMS_AT_ONCE * len("1,")
-    is_conversation = call.path == _RESPONSES and is_long
-    if call.method != "POST" or not (is_conversation or call.path == _BATCH):
+    if call.method != "POST" or call.path not in {_RESPONSES, _BATCH}:
         return
     try:
         payload = json.loads(call.body)
         items, streams = payload.get("input"), payload.get("stream")
     except (ValueError, AttributeError, RecursionError):
         return  # the application says so
-    if is_conversation:
+    if call.path == _RESPONSES and isinstance(items, list) and len(items) > _ITEMS_AT_ONCE:
         await _check_items(items)
-    elif streams:
+    elif call.path == _BATCH and streams:
         raise RequestError("stream: a batch of chats is not streamed; allowed: false")
 
 
-async def _check_items(items: object) -> None:
+async def _check_items(items: list[object]) -> None:
     from vllm.entrypoints.openai.responses.protocol import (  # noqa: PLC0415 - not in the engine
         ResponsesRequest,
     )
 
-    if not isinstance(items, list) or len(items) <= _ITEMS_AT_ONCE:
-        return
     for first in range(0, len(items), _ITEMS_AT_ONCE):
         some = items[first : first + _ITEMS_AT_ONCE]
         try:
@@ -229,8 +225,14 @@ class EveryBackend(StructuredOutputManager):  # type: ignore[misc,unused-ignore]
 
 
 def keep_every_backend(manager: Any) -> None:
-    """Make an engine's manager, which has had no request yet, one that keeps every library."""
+    """Make an engine's manager, which has had no request yet, one that keeps every library.
+
+    Its threads serve one client after the other.
+    """
     manager.backends = {}
+    make = extension(lambda extra: extra.grammar_executor)
+    if make is not None and hasattr(manager, "executor"):  # not without a tokenizer
+        manager.executor = make(manager.executor)
     manager.__class__ = EveryBackend
 
 

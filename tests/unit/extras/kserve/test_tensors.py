@@ -5,7 +5,13 @@ from typing import Any
 import pytest
 
 from lmi_vllm.errors import PayloadError
-from lmi_vllm.extras.kserve.tensors import DATATYPES, KserveTensor, binary_tensor, read_tensors
+from lmi_vllm.extras.kserve.tensors import (
+    DATATYPES,
+    MAX_ELEMENTS,
+    KserveTensor,
+    binary_tensor,
+    read_tensors,
+)
 
 TEXT = {"name": "t", "shape": [1], "datatype": "BYTES", "data": ["x"]}
 
@@ -24,6 +30,13 @@ def test_nested_data_is_read_row_by_row() -> None:
     for data in ([[1, 2], [3, 4]], [1, 2, 3, 4]):
         tensor = {"name": "t", "shape": [2, 2], "datatype": "INT32", "data": data}
         assert read_tensors([tensor], b"")[0].values == (1, 2, 3, 4)
+
+
+def test_as_many_elements_as_are_read() -> None:
+    """Numbers in binary form, texts as JSON: the bound is of both together."""
+    binary = {"name": "n", "shape": [65535], "datatype": "BOOL"}
+    given = [{**binary, "parameters": {"binary_data_size": 65535}}, TEXT]
+    assert sum(len(one.values) for one in read_tensors(given, bytes(65535))) == MAX_ELEMENTS
 
 
 BAD = {
@@ -58,6 +71,25 @@ BAD = {
         "no whole number of INT32",
     ),
     "left over": ([TEXT], b"x", "1 bytes long, the inputs say 0"),
+    "many tensors": ([{}] * 1025, b"", "at most 1024 tensors"),
+    "a large shape": ([{**TEXT, "shape": [65536, 2]}], b"", "t: at most 65536 elements"),
+    "large together": (
+        [{**TEXT, "shape": [2], "data": ["x"] * 2}, {**TEXT, "name": "u", "shape": [65535]}],
+        b"",
+        "u: at most 65536 elements",
+    ),
+    "more numbers than its shape": (
+        [{**TEXT, "datatype": "UINT8", "parameters": {"binary_data_size": 65537}}],
+        bytes(65537),
+        "t: at most 65536 elements",
+    ),
+    "more texts than its shape": (
+        [{**TEXT, "parameters": {"binary_data_size": 4 * 70_000}}],
+        bytes(4 * 70_000),
+        "has 1 elements, its data 65537",
+    ),
+    "more values than its shape": ([{**TEXT, "data": ["x"] * 65537}], b"", "at most 65536"),
+    "rows of more values": ([{**TEXT, "shape": [1, 1], "data": [["x"] * 65537]}], b"", "at most"),
 }
 
 

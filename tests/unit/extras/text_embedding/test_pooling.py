@@ -107,6 +107,17 @@ async def test_embedding_parameters_become_vllm_s(
     assert dict(engine.calls[0].body) == {"input": ["a"], **sent}
 
 
+async def test_names_without_effect_are_warned_of_once(
+    serve: ServeScripted, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A client may invent any number: a line for each would hold up all others."""
+    client = await serve(EMBEDDER)
+    body = {"inputs": "a", "parameters": {f"n{number}": 1 for number in range(9)}}
+    for _ in range(2):
+        assert (await client.post("/invocations", json=body)).status == 200
+    assert sum("has no effect" in line for line in caplog.messages) == 9
+
+
 async def test_embedding_releases_its_queue_slots(serve: ServeScripted) -> None:
     """Each element takes a place while it runs, and gives it back."""
     client = await serve(EMBEDDER, limit=4)
