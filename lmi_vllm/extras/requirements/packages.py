@@ -23,8 +23,6 @@ logger = logging.getLogger(__name__)
 REQUIREMENTS: Final = "requirements.txt"
 WHEELS: Final = "requirements"
 _SHOWN_LINES: Final = 12
-# Texts of Python's ImportError: the engine's process passes on its error as a text.
-_IMPORT_FAILURES: Final = ("No module named", "cannot import name", "ImportError")
 
 
 class Requirements:
@@ -53,7 +51,7 @@ class Requirements:
             await self._install(file)
 
     def with_failure(self, reason: str) -> str:
-        """Return `reason`, with the failed installation that may explain it."""
+        """Return why a start failed, with the failed installation that may explain it."""
         return with_failed_requirements(reason, self._failure)
 
     def _is_directory_fetched(self) -> bool:
@@ -130,7 +128,5 @@ async def install_requirements(
 
 
 def with_failed_requirements(reason: str, failure: str | None) -> str:
-    """Return `reason`, followed by `failure` where it looks like a missing package."""
-    if failure is None or not any(sign in reason for sign in _IMPORT_FAILURES):
-        return reason
-    return f"{reason}. Before that, {failure}"
+    """Return `reason`, followed by `failure` if there is one."""
+    return reason if failure is None else f"{reason}. Before that, {failure}"
