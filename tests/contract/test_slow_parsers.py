@@ -71,7 +71,7 @@ class Parser:
     def __init__(self) -> None:
         self.errors = 0
 
-    def parse(self, text: str) -> str:
+    def _read(self, text: str) -> str:
         """Match in a time that grows exponentially, and catch all errors, as many of vLLM's do."""
         try:
             re.fullmatch(r"(x|x)*y", text)
@@ -79,13 +79,17 @@ class Parser:
             self.errors += 1
         return text
 
+    def parse(self, text: str) -> str:
+        """Read a whole answer; no method calls another one, so that each needs its own bound."""
+        return self._read(text)
+
     def parse_delta(self, text: str) -> str:
         """Read a part of a stream."""
-        return self.parse(text)
+        return self._read(text)
 
     def count_reasoning_tokens(self, text: str) -> str:
         """Read the answer once more."""
-        return self.parse(text)
+        return self._read(text)
 
 
 @pytest.mark.parametrize(
