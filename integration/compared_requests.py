@@ -22,12 +22,13 @@ CHAT: Final = {"messages": [USER], "max_tokens": 3, "temperature": 0, "model": M
 RESPONSE: Final = {"input": "Hello", "max_output_tokens": 3, "temperature": 0, "model": MODEL}
 SCHEMA: Final = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 TOOL: Final = {"type": "function", "function": {"name": "look", "parameters": SCHEMA}}
+BATCH: Final = "/v1/chat/completions/batch"
 # Every route that generates or reads a JSON body, with the smallest request that it answers.
 BODIES: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
     {
         "/v1/completions": TEXT,
         "/v1/chat/completions": CHAT,
-        "/v1/chat/completions/batch": {**CHAT, "messages": [[USER], [USER]]},
+        BATCH: {**CHAT, "messages": [[USER], [USER]]},
         "/v1/responses": RESPONSE,
         "/v1/messages": CHAT,
         "/v1/messages/count_tokens": {"messages": [USER], "model": MODEL},
@@ -493,6 +494,8 @@ AROUND: Final[Mapping[str, bytes]] = MappingProxyType(
         "white space": b" \r\n\t{ %b } \n",
         "null byte after": b"{%b}\x00",
         "deep beside": b'{%b, "unheard_of": ' + b"[" * 500 + b"]" * 500 + b"}",
+        "wide beside": b'{%b, "unheard_of": [' + b'"",' * 32_768 + b'""]}',
+        "many beside": b"{%b" + b"".join(b', "f%d": 1' % number for number in range(1024)) + b"}",
     }
 )
 

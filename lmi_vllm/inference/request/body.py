@@ -23,7 +23,7 @@ EXAMPLE_BODY: Final = '{"inputs": "text", "parameters": {"max_new_tokens": 30}}'
 MAX_MESSAGES: Final = 8192  # and parts: each is checked, and put into the template, one by one
 MAX_TOOLS: Final = 1024  # 50 us each in vLLM's models, on the event loop
 MAX_DEPTH: Final = 200  # levels; orjson writes 254, Python's parsers and templates fail at 1000
-# Of a field, beside token ids: vLLM's models write an error for each wrong one, or several.
+# Of a field beside token ids, or of each tool: vLLM's models write errors for each wrong one.
 MAX_FIELD_VALUES: Final = 1 << 15
 MAX_FIELDS: Final = 1024  # of an object that has these fields
 MAX_CSV_LINES: Final = 1 << 15
@@ -175,7 +175,7 @@ def check_limits(given: Mapping[str, Any], limits: RequestLimits, prefix: str = 
     if len(given) > MAX_FIELDS:
         raise PayloadError(f"{prefix or 'the body'}: at most {MAX_FIELDS} fields")
     for name, value in given.items():
-        if type(value) in _NESTING and (problem := _excess_of_values(value)):
+        if type(value) in _NESTING and (problem := _excess_of_values(name, value)):
             raise PayloadError(f"{prefix}{name}: {problem}")
     if _BOUNDED.isdisjoint(given):
         return
@@ -279,9 +279,9 @@ def _message_count(value: object) -> int:
     return count
 
 
-def _excess_of_values(value: Any) -> str:
+def _excess_of_values(name: str, value: Any) -> str:
     """Return what it has too much of for vLLM's models, parsers and templates: levels or values."""
-    level, left = [value], MAX_FIELD_VALUES
+    level, left = [value], MAX_FIELD_VALUES * (MAX_TOOLS if name == "tools" else 1)
     with contextlib.suppress(RecursionError):  # of arguments
         for _ in range(MAX_DEPTH):
             others = (each for each in level if {*map(type, each)} != {int} or min(each) < 0)

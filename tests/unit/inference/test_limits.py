@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -231,6 +232,14 @@ LOGPROBS: dict[str, tuple[dict[str, Any], int]] = {
     "prompt_logprobs": ({"prompt_logprobs": 6}, 5),
     "top_n_tokens": ({"top_n_tokens": 1}, 0),
 }
+
+
+def test_each_tool_may_have_as_many_values() -> None:
+    """VLLM's models do not read their schemas: hundreds of them are no work."""
+    tool = {"function": {"parameters": {"enum": ["x"] * 30_000}}}
+    check_limits({"tools": [tool] * 4}, replace(LIMITS, max_grammar_size=1 << 20))
+    with pytest.raises(PayloadError, match="items: at most 32768 values"):
+        check_limits({"items": [tool] * 4}, LIMITS)
 
 
 @pytest.mark.parametrize(("given", "most"), LOGPROBS.values(), ids=LOGPROBS)
