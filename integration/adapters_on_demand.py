@@ -21,7 +21,10 @@ from integration.front_ends_share_one_engine import LONG, front_ends, stream
 from tests.support.adapter_files import make_adapter
 from tests.support.s3_server import BUCKET, S3Server, s3_server
 
-pytestmark = pytest.mark.vllm
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.random_order(disabled=True),  # counters of one server
+]
 
 PROMPT = StormClient.PROMPTS[0]
 WAYS = (*StormClient.WAYS, "list")

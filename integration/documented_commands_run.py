@@ -31,7 +31,10 @@ LENT = ("config", "docs", "Makefile", "scripts")  # what pages name from the rep
 BLOCKS = [block for block in every_block() if block.is_run]
 SECONDS = 120
 
-pytestmark = pytest.mark.vllm
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.random_order(disabled=True),  # commands of a page follow each other
+]
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,10 @@ from integration.conftest import RunningServer, ServerProcess, StartServer, runn
 from lmi_vllm.demo import DEMO_MODEL_DIR
 from lmi_vllm.extras.front_ends.group import LIVENESS_SECONDS, SPARE_CLIENTS
 
-pytestmark = pytest.mark.vllm
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.random_order(disabled=True),  # the last ones end the shared server
+]
 
 PROMPT = "The capital of France is"
 SHORT: Mapping[str, Any] = {"inputs": PROMPT, "parameters": {"max_new_tokens": 8}}

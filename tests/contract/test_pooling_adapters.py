@@ -34,7 +34,7 @@ BODIES: Final[Mapping[str, Mapping[str, Mapping[str, Any]]]] = MappingProxyType(
         "classify": {"/classify": {"input": "the moon"}, "/pooling": {"input": "the moon"}},
     }
 )  # fmt: skip
-WITHOUT_WEIGHTS: Final = {"/tokenize", "/detokenize", "/v1/systemone"}
+WITHOUT_WEIGHTS: Final = {"/tokenize", "/detokenize", "/tokenizer_info", "/v1/systemone"}
 
 
 class Pooling(NamedTuple):
