@@ -124,7 +124,8 @@ class FairExecutor:
     def submit(self, compile_grammar: Callable[[Any], Any], request: Any) -> "Future[Any]":
         """Return the future grammar of a request of vLLM's."""
         grammar: Future[Any] = Future()
-        source = (request.sampling_params.extra_args or {}).get(GRAMMAR_SOURCE, "")
+        # A text: without trials (LMI_GRAMMAR_TIMEOUT=0) a client's own value comes here.
+        source = str((request.sampling_params.extra_args or {}).get(GRAMMAR_SOURCE, ""))
         with self._lock:
             jobs = self._waiting.setdefault(source, deque())
             jobs.append((grammar, compile_grammar, request))
