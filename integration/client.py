@@ -5,8 +5,10 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 from urllib.parse import urlsplit
+
+PATIENCE: Final = 180.0  # seconds: whole answers of a minute were seen on a busy machine
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class Answer:
         return [json.loads(line) for line in self.body.splitlines()]
 
 
-def connect(url: str, seconds: float = 60) -> http.client.HTTPConnection:
+def connect(url: str, seconds: float = PATIENCE) -> http.client.HTTPConnection:
     """Return a connection to the server of `url`."""
     parts = urlsplit(url)
     return http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=seconds)
@@ -39,7 +41,7 @@ def call(
     *,
     method: str | None = None,
     headers: Mapping[str, str] | None = None,
-    seconds: float = 60,
+    seconds: float = PATIENCE,
 ) -> Answer:
     """Send one request; a payload that is not bytes goes as JSON."""
     connection = connect(url, seconds)

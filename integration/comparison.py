@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -170,6 +171,8 @@ _ADDED: Final = re.compile(
     rb'("delta":\{"content":|"delta":\{"type":"text_delta","text":|"delta":|'
     rb'"choices":\[\{"index":[0-9]+,"text":)"((?:[^"\\]|\\.)*)"'
 )
+# A busy server joins tokens, also those before the last one with the last.
+_FINISH: Final = re.compile(rb'(?<="finish_reason":)"[a-z_]+"')
 _POSITION: Final = re.compile(rb'"sequence_number":[0-9]+')
 
 
@@ -181,7 +184,8 @@ def comparable(body: bytes) -> bytes:
         return body
     text = b"".join(match[2] for match in _ADDED.finditer(body))
     bare = _POSITION.sub(b"", _ADDED.sub(rb'\1"+"', body))
-    events = [event for event, _ in itertools.groupby(bare.split(b"\n\n"))]
+    groups = itertools.groupby(bare.split(b"\n\n"), partial(_FINISH.sub, b"null"))
+    events = [list(group)[-1] for _, group in groups]
     return b"\n\n".join([*events, text])
 
 

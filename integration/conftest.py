@@ -63,7 +63,7 @@ class ServerProcess:
         self.wait_ready(seconds)
         return url
 
-    def wait_exit(self, seconds: float = 40) -> int:
+    def wait_exit(self, seconds: float = 120) -> int:
         """Return the exit code."""
         return self.process.wait(seconds)
 

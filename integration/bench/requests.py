@@ -23,6 +23,7 @@ from integration.bench.servers import PROMPT, Running, our_command, running, the
 
 CONCURRENCY: Final = 16
 TOKENS: Final = 8
+REQUEST_TARGET: Final = 0.6  # of issue 20
 LMI: Final[dict[str, Any]] = {
     "inputs": PROMPT,
     "parameters": {"max_new_tokens": TOKENS, "ignore_eos_token": True},
@@ -118,11 +119,15 @@ def main() -> Result:
             ),
         ],
         [
-            Claim(f"{text}, ours / vLLM", value, 1.0)
-            for text, value in (
-                ("CPU per completion", medians["ours: completions"] / medians["vLLM: completions"]),
-                ("CPU per chat", medians["ours: chat"] / medians["vLLM: chat"]),
-                ("memory of all processes", used["ours"].whole / used["vLLM"].whole),
+            Claim(f"{text}, ours / vLLM", value, target)
+            for text, value, target in (
+                (
+                    "CPU per completion",
+                    medians["ours: completions"] / medians["vLLM: completions"],
+                    REQUEST_TARGET,
+                ),
+                ("CPU per chat", medians["ours: chat"] / medians["vLLM: chat"], REQUEST_TARGET),
+                ("memory of all processes", used["ours"].whole / used["vLLM"].whole, 1.0),
             )
         ],
     )

@@ -2,7 +2,8 @@
 
     python -m integration.bench serving [--levels 1,16,64,256] [--rounds 3] [--tokens 64]
 
-Both run at once on the same engine arguments. `lmi-vllm bench`, a process of its own, loads them in
+Both run at once on the same engine arguments, and vLLM's front end in Rust, `vllm-rs`, beside them
+if the wheel of this release is available. `lmi-vllm bench`, a process of its own, loads them in
 turns with greedy requests. `first_token` measures what the HTTP layer adds to the first token: one
 stream at a time over a bare socket, compared with the bare engine in its own process.
 """
@@ -23,6 +24,7 @@ from integration.bench.first_token import first_token
 from integration.bench.floor_process import Floor, floor
 from integration.bench.report import THROUGHPUT
 from integration.bench.results import Claim, Plot, Result, Table, spread
+from integration.bench.rust_front_end import rust_front_end
 from integration.bench.servers import Running, our_command, running, their_command
 from lmi_vllm.demo import DEMO_MODEL_DIR
 
@@ -31,6 +33,9 @@ THEIR_STREAMS: Final = 64
 SINGLE_REQUESTS: Final = 60  # one after another, for the time to the first token
 SINGLE_ROUNDS: Final = 9
 ADDED_MILLISECONDS: Final = 2.0  # target of issue 8, at p50
+RUST: Final = "vllm-rs: completions"
+# Target of issue 20 for the first token beside `vllm-rs`, and the numbers of streams it is for.
+BESIDE_RUST, COMPARED_STREAMS = 1.1, (64, 256)
 
 
 @dataclass(frozen=True)
@@ -69,12 +74,16 @@ def main() -> Result:
         floor() as bare,
         running(our_command, "/ping") as ours,
         running(their_command, "/health") as theirs,
+        rust_front_end() as rust,
     ):
         lanes = {
             "ours: LMI": (ours, "lmi"),
             "ours: completions": (ours, "completions"),
             "vLLM: completions": (theirs, "completions"),
         }
+        notes = [f"vllm-rs was not measured: {rust}"] if isinstance(rust, str) else []
+        if not isinstance(rust, str):
+            lanes[RUST] = (rust, "completions")
         found: dict[tuple[str, int], list[Load]] = defaultdict(list)
         for server, dialect in lanes.values():
             load(server, dialect, max(levels), max(levels), 8)  # warm up
@@ -93,7 +102,7 @@ def main() -> Result:
     title = f"The same by vLLM's own client, {THEIR_STREAMS} streams, output tokens per second"
     rows = [[name, spread(speeds)] for name, speeds in judged.items()]
     table = Table(title, ["server and lane", "median (least to most)"], rows)
-    return replace(result, tables=[*result.tables, table])
+    return replace(result, tables=[*result.tables, table], notes=notes)
 
 
 def by_their_client(server: Running, tokens: int) -> float:
@@ -166,6 +175,17 @@ def _result(
             ADDED_MILLISECONDS,
         )
         for name in names[:2]
+    ]
+    claims += [
+        Claim(
+            f"ms to the first token at {n} streams (p50): {name.removeprefix('ours: ')} / vllm-rs",
+            statistics.median(column(name, n, "first_token_p50"))
+            / statistics.median(column(RUST, n, "first_token_p50")),
+            BESIDE_RUST,
+        )
+        for n in COMPARED_STREAMS
+        for name in names[:2]
+        if (RUST, n) in found and (name, n) in found
     ]
     first = Table(
         f"Milliseconds to the first token, one request at a time ({SINGLE_REQUESTS} a round)",

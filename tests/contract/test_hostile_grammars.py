@@ -15,10 +15,12 @@ import pytest
 
 from lmi_vllm.engine.base import GRAMMAR_SOURCE, Engine
 from lmi_vllm.errors import EngineFailureError, PayloadError
+from lmi_vllm.extras.grammar_trials import guard
 from lmi_vllm.extras.grammar_trials.queue import FairExecutor
 from lmi_vllm.messages import GenerationJob, OpenAICall
 from lmi_vllm.telemetry.records import RequestRecord, enter_record
 from tests.contract.conftest import LoopThread, collect, start_demo_engine
+from tests.support.slowdown import slowdown
 
 pytestmark = pytest.mark.vllm
 PROMPT = "Once upon a time"
@@ -33,6 +35,13 @@ def job(constraint: dict[str, Any], max_tokens: int = 8) -> GenerationJob:
     """Return a greedy job bound to a constraint."""
     sampling = {"max_tokens": max_tokens, "temperature": 0.0, "structured_outputs": constraint}
     return GenerationJob("bound", PROMPT, sampling)
+
+
+async def ended(before: set[psutil.Process]) -> None:
+    """Wait until there are no more child processes than before; what is ended takes its time."""
+    async with asyncio.timeout(60):
+        while set(psutil.Process().children()) != before:  # noqa: ASYNC110 (the kernel has no event)
+            await asyncio.sleep(0.01)
 
 
 # On a busy machine the walk may meet the other bound first.
@@ -63,7 +72,7 @@ def test_hostile_constraint_is_refused_and_others_go_on(
         assert all(chunks[-1].finish_reason for chunks in answers)
         with pytest.raises(PayloadError, match=text):
             await hostile
-        assert set(psutil.Process().children()) == before
+        await ended(before)
         await vllm_engine.check_health()
 
     run(scenario())
@@ -79,7 +88,7 @@ def test_refused_constraint_is_remembered(run: LoopThread, vllm_engine: Engine) 
     reply = run(vllm_engine.answer_openai(OpenAICall("completions", body, {}, "hostile")))
     error = orjson.loads(reply.body)["error"]
     assert (reply.status, error["type"]) == (400, "BadRequestError")
-    assert "one token of an answer" in error["message"]
+    assert re.search(TOO_SLOW, error["message"])
 
 
 HARMLESS: dict[str, dict[str, Any]] = {
@@ -196,12 +205,17 @@ def test_constraint_of_any_library_is_tried(run: LoopThread, vllm_engine: Engine
 
 
 def test_constraint_that_takes_long_to_check_is_refused(
-    run: LoopThread, vllm_engine: Engine
+    run: LoopThread, vllm_engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The event loop makes that check again, each time it comes."""
-    many = {"type": "object", "properties": {f"p{index}": {} for index in range(600)}}
+    """The event loop makes that check again, each time it comes.
+
+    The bound is smaller here: its 0.3 s of the processor can be 5 s of the clock on a busy machine,
+    and then the bound of the compilation is met first.
+    """
+    monkeypatch.setattr(guard, "CHECK_SECONDS", 0.03)
+    many = {"type": "object", "properties": {f"p{index}": {} for index in range(300)}}  # 0.16 s
     with pytest.raises(PayloadError, match="the check of it takes"):
-        run(collect(vllm_engine, job({"json": {**many, "minProperties": 1, "maxProperties": 599}})))
+        run(collect(vllm_engine, job({"json": {**many, "minProperties": 1, "maxProperties": 299}})))
 
 
 def test_slow_grammars_of_disconnected_clients_delay_no_request(
@@ -220,11 +234,10 @@ def test_slow_grammars_of_disconnected_clients_delay_no_request(
         await collect(vllm_engine, job({"regex": "[0-9]{4}-honest"}))
         seconds = time.monotonic() - began
         await asyncio.gather(*hostile, return_exceptions=True)
-        while set(psutil.Process().children()) != before:  # noqa: ASYNC110 (the kernel has no event)
-            await asyncio.sleep(0.05)
+        await ended(before)
         return seconds
 
-    assert run(scenario()) < 5
+    assert run(scenario()) < 5 * slowdown()
 
 
 def test_repeated_slow_grammars_delay_no_other_source(run: LoopThread, vllm_engine: Engine) -> None:
