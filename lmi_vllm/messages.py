@@ -155,22 +155,6 @@ class AdapterRef:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineClient:
-    """One client of an engine that has several: its addresses.
-
-    `index` is its number among `count`; 0 is the one that started the engine. `base_adapter` is the
-    path of the adapter of base requests, if they need one.
-    """
-
-    index: int
-    count: int
-    input_address: str
-    output_address: str
-    stats_address: str | None = None  # of the coordinator of data-parallel engines
-    base_adapter: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class BeamSearch:
     """Keep the `width` most probable sequences; `length_penalty` above 1 prefers longer ones."""
 

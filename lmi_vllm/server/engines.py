@@ -5,12 +5,12 @@ from typing import Final
 
 from lmi_vllm.checks.model import own_engine
 from lmi_vllm.config.settings import Settings
-from lmi_vllm.engine.base import Engine
+from lmi_vllm.engine.base import Engine, EngineClient
 from lmi_vllm.engine.factory import EngineFactory
 from lmi_vllm.engine.vllm.factory import VllmFactory
 from lmi_vllm.errors import ConfigurationError
 from lmi_vllm.extension import extras
-from lmi_vllm.messages import EngineArguments, EngineClient, ServingProfile
+from lmi_vllm.messages import EngineArguments, ServingProfile
 
 VLLM: Final = "vllm"
 

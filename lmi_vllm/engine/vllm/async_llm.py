@@ -25,7 +25,7 @@ from vllm.v1.engine.utils import EngineZmqAddresses, launch_core_engines
 from vllm.v1.executor import Executor
 
 from lmi_vllm.checks.base_model import describe_base
-from lmi_vllm.engine.base import GRAMMAR_SOURCE, CheckGrammar
+from lmi_vllm.engine.base import GRAMMAR_SOURCE, CheckGrammar, EngineClient
 from lmi_vllm.engine.private_folders import PrivateFolder, new_private_folder
 from lmi_vllm.engine.vllm.adapters import EngineAdapters, UsableAdapters
 from lmi_vllm.engine.vllm.engine_calls import EngineCalls, LoadedAdapter
@@ -42,7 +42,7 @@ from lmi_vllm.engine.vllm.workarounds.not_finite import REASON, is_marked_not_fi
 from lmi_vllm.engine.vllm.workarounds.parsers import check_reasoning
 from lmi_vllm.engine.vllm.workarounds.zero_adapter import load_zero_adapter
 from lmi_vllm.errors import LmiError
-from lmi_vllm.messages import EngineArguments, EngineClient, ServingProfile
+from lmi_vllm.messages import EngineArguments, ServingProfile
 from lmi_vllm.telemetry.records import current_record
 
 KILL_POLL_SECONDS: Final = 0.01

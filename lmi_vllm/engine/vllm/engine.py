@@ -19,6 +19,7 @@ from lmi_vllm.engine.base import (
     ActiveAdapters,
     DirectChunks,
     DirectEvents,
+    EngineClient,
     OtherClients,
     start_error,
 )
@@ -38,7 +39,6 @@ from lmi_vllm.errors import EngineDeadError, LmiError
 from lmi_vllm.messages import (
     AdapterRef,
     EngineArguments,
-    EngineClient,
     GenerationChunk,
     GenerationJob,
     OpenAICall,
@@ -72,7 +72,7 @@ async def start_vllm_engine(
     async with ended_unless_ready(llm):
         await llm.keep_base_rows_apart()
         bridge, task = await prepared(llm)
-        return VllmEngine(llm, bridge, task)
+        return VllmEngine(llm, bridge, task, clients)
 
 
 @contextlib.asynccontextmanager
@@ -105,12 +105,14 @@ async def prepared(llm: GuardedAsyncLLM) -> tuple[Bridge, str]:
 class VllmClient:
     """A client of a running vLLM, started here or elsewhere; implements most of `Engine`."""
 
-    def __init__(self, llm: GuardedAsyncLLM, bridge: Bridge, task: str) -> None:
+    def __init__(
+        self, llm: GuardedAsyncLLM, bridge: Bridge, task: str, others: OtherClients | None = None
+    ) -> None:
         self.max_model_len = int(llm.model_config.max_model_len)
         self.task = task  # what vLLM made of the model
         self.tokenizer: Any = llm.renderer.tokenizer  # not safe to share with a thread
         self.arguments = llm.setup.arguments  # as it was started
-        self.others = OtherClients()
+        self._others = others or OtherClients()
         self._llm = llm
         self.http = bridge
         self._openai = VllmOpenAI(bridge, llm.output_processor)
@@ -132,18 +134,18 @@ class VllmClient:
     def running_requests(self) -> int:
         """Number of requests in the engine, and of calls such as loading an adapter."""
         own = int(self._llm.get_num_unfinished_requests()) + self._llm.calls.running
-        return own + self.others.running_requests
+        return own + self._others.running_requests
 
     @property
     def progress(self) -> int:
         """Number of steps whose outputs have arrived, and of answered calls."""
         own = self._llm.output_processor.steps + self._llm.calls.answered
-        return own + self.others.steps
+        return own + self._others.steps
 
     @property
     def not_finite(self) -> int:
         """Number of requests to the base model whose numbers were not finite."""
-        return int(self._llm.output_processor.not_finite) + self.others.not_finite
+        return int(self._llm.output_processor.not_finite) + self._others.not_finite
 
     def generate(
         self, job: GenerationJob, direct: DirectChunks | None = None
@@ -207,8 +209,10 @@ class VllmClient:
 class VllmEngine(VllmClient):
     """The real engine, in processes that were started here."""
 
-    def __init__(self, llm: LeadingAsyncLLM, bridge: Bridge, task: str) -> None:
-        super().__init__(llm, bridge, task)
+    def __init__(
+        self, llm: LeadingAsyncLLM, bridge: Bridge, task: str, clients: tuple[EngineClient, ...]
+    ) -> None:
+        super().__init__(llm, bridge, task, clients[0].others if clients else None)
         self.adapters: EngineAdapters = llm.adapters
 
     @property

@@ -7,12 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from typing import Final
 
-from lmi_vllm.engine.base import Engine
+from lmi_vllm.engine.base import Engine, EngineClient
 from lmi_vllm.engine.factory import imports_without_collections
 from lmi_vllm.engine.vllm.processes import LOG_FORMAT_VARIABLE, end_children, new_engine_thread
 from lmi_vllm.engine.vllm.workarounds.companions import hide_unfit_companions
 from lmi_vllm.errors import EngineStartError
-from lmi_vllm.messages import EngineArguments, EngineClient, ServingProfile
+from lmi_vllm.messages import EngineArguments, ServingProfile
 
 NUMA: Final = "libnuma.so.1"
 

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from lmi_vllm.engine.base import lacks_memory, start_error
+from lmi_vllm.engine.base import EngineClient, lacks_memory, start_error
 from lmi_vllm.engine.private_folders import PrivateFolder, new_private_folder
 from lmi_vllm.engine.vllm.async_llm import EngineSetup, LeadingAsyncLLM
 from lmi_vllm.engine.vllm.configuration import (
@@ -34,7 +34,7 @@ from lmi_vllm.engine.vllm.processes import (
 from lmi_vllm.engine.vllm.workarounds import Scope
 from lmi_vllm.engine.vllm.workarounds.not_finite import NOT_FINITE_COUNT
 from lmi_vllm.errors import ConfigurationError, EngineStartError
-from lmi_vllm.messages import EngineArguments, EngineClient, ServingProfile
+from lmi_vllm.messages import EngineArguments, ServingProfile
 
 logger = logging.getLogger(__name__)
 

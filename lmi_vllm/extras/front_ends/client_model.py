@@ -136,9 +136,10 @@ class ClientModel:
             self._first.load,
             is_enabled=profile.enable_lora,
             reserved_names=profile.served_names,
+            hooks=partial(self._events.adapter_hooks, sources=None),
         )
-        for callback in self._events.on_adapters:
-            await callback(self._adapters, None)
+        for begin in self._adapters.hooks.begin:
+            await begin()
         service.attach(Runtime(engine, profile, self._adapters))
 
 

@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Protocol
 
-from lmi_vllm.engine.base import start_error
+from lmi_vllm.engine.base import EngineClient, start_error
 from lmi_vllm.engine.vllm.adapters import BASE_ADAPTER_ID, BASE_ADAPTER_NAME
 from lmi_vllm.engine.vllm.async_llm import EngineSetup, GuardedAsyncLLM, client_of
 from lmi_vllm.engine.vllm.bridge import Bridge
@@ -17,12 +17,7 @@ from lmi_vllm.engine.vllm.engine import VllmClient, ended_unless_ready, prepared
 from lmi_vllm.engine.vllm.engine_calls import LoadedAdapter
 from lmi_vllm.engine.vllm.processes import adopt_forked_engines, claim_children
 from lmi_vllm.errors import AdapterRefusedError
-from lmi_vllm.messages import (
-    AdapterRef,
-    EngineArguments,
-    EngineClient,
-    ServingProfile,
-)
+from lmi_vllm.messages import AdapterRef, EngineArguments, ServingProfile
 
 Report = Callable[[str], None]  # of a request, by its id in the engine
 
