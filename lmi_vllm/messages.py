@@ -78,10 +78,14 @@ class ModelArtifacts:
 
 @dataclass(frozen=True, slots=True)
 class EngineArguments:
-    """vLLM keyword arguments by field name, with their JSON types, and the origin of each."""
+    """vLLM keyword arguments by field name, with their JSON types, and the origin of each.
+
+    `architectures` are those of the model's config.json, as far as that was read.
+    """
 
     values: Mapping[str, object]
     origins: Mapping[str, Origin] = field(default_factory=dict)
+    architectures: tuple[str, ...] = ()
 
     def origin_of(self, name: str) -> Origin:
         """The place where argument `name` was written."""

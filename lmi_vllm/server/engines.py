@@ -52,7 +52,7 @@ class EnginesByModel:
         self._own: dict[str, EngineFactory] = {}
 
     def kind(self, arguments: EngineArguments) -> str:
-        """Return the name of the engine for this model; it may change once the model is fetched."""
+        """Return the engine for this model; it may change once its config.json is there."""
         return self._of(arguments).kind(arguments)
 
     @property
@@ -78,7 +78,7 @@ class EnginesByModel:
         self._usual.abandon()
 
     def _of(self, arguments: EngineArguments) -> EngineFactory:
-        engine = own_engine(arguments.values)
+        engine = own_engine(arguments.architectures, arguments.values)
         if engine is None:
             return self._usual
         return self._own.setdefault(engine.name, engine.factory.load()())

@@ -10,6 +10,8 @@ import pytest
 from lmi_vllm.config.options import all_rows
 from lmi_vllm.config.options.row import EffectWord
 from lmi_vllm.config.vllm_schema import coerce, load_release
+from lmi_vllm.errors import ConfigurationError
+from lmi_vllm.messages import EngineArguments
 
 pytestmark = pytest.mark.vllm
 
@@ -117,3 +119,18 @@ def test_every_target_of_the_option_table_is_a_field() -> None:
     for row in all_rows().options:
         if row.effect.word is EffectWord.MAPS_TO:
             assert set(row.effect.targets) <= set(engine), row.name
+
+
+def test_arguments_that_were_checked_are_not_read_again() -> None:
+    """A start reads those that differ: the model's path, and what was added for the machine."""
+    from lmi_vllm.engine.vllm.configuration import VllmArguments  # noqa: PLC0415 (imports vLLM)
+
+    values = {"model": "/fetched", "compilation_config": {"mode": 0}, "seed": 3}
+    checked = VllmArguments.of(EngineArguments({**values, "model": ".", "revision": "main"}))
+    read = checked.changed(EngineArguments({**values, "max_num_seqs": 7}))
+    assert read.typed["compilation_config"] is checked.typed["compilation_config"]
+    assert (read.namespace.model, read.namespace.max_num_seqs) == ("/fetched", 7)
+    assert read.namespace.revision is None, "it is no argument any more"
+    assert read.namespace.compilation_config is not read.typed["compilation_config"], "vLLM's own"
+    with pytest.raises(ConfigurationError, match=r"max_num_seqs .*refuses 'many'"):
+        checked.changed(EngineArguments({**values, "max_num_seqs": "many"}))

@@ -26,7 +26,11 @@ from lmi_vllm.engine.base import (
 from lmi_vllm.engine.vllm.adapters import EngineAdapters
 from lmi_vllm.engine.vllm.async_llm import GuardedAsyncLLM, LeadingAsyncLLM
 from lmi_vllm.engine.vllm.bridge import Bridge
-from lmi_vllm.engine.vllm.configuration import cache_environment, release_environment
+from lmi_vllm.engine.vllm.configuration import (
+    VllmArguments,
+    cache_environment,
+    release_environment,
+)
 from lmi_vllm.engine.vllm.engine_calls import LoadedAdapter
 from lmi_vllm.engine.vllm.jobs import JobRunner, PromptTokenizer
 from lmi_vllm.engine.vllm.names import our_errors
@@ -58,17 +62,18 @@ async def start_vllm_engine(
     profile: ServingProfile,
     thread: ThreadPoolExecutor,
     clients: tuple[EngineClient, ...] = (),
+    checked: VllmArguments | None = None,
 ) -> "VllmEngine":
     """Start vLLM and everything that request handling needs of it.
 
     `thread` must outlive the engine: its one thread is the parent of the engine's processes. Other
-    processes may join it as all `clients` but the first.
+    processes may join it as all `clients` but the first. What was `checked` is not read again.
 
     Raises:
         ConfigurationError: the installed vLLM refuses an argument.
         EngineStartError: the engine did not come up.
     """
-    llm = await start_vllm(arguments, profile, thread, clients)
+    llm = await start_vllm(arguments, profile, thread, clients, checked)
     async with ended_unless_ready(llm):
         await llm.keep_base_rows_apart()
         bridge, task = await prepared(llm)
@@ -93,7 +98,7 @@ async def prepared(llm: GuardedAsyncLLM) -> tuple[Bridge, str]:
     profile = llm.setup.profile
     guard_media(profile.media)
     guard_lengths(llm.renderer, profile.limits.max_tokenize_length)
-    bridge = await Bridge.create(llm, llm.setup.namespace, profile)
+    bridge = await Bridge.create(llm, llm.setup.arguments.namespace, profile)
     cache_environment()
     tasks = await llm.get_supported_tasks()
     for task in ("generate", "transcription"):
@@ -111,7 +116,7 @@ class VllmClient:
         self.max_model_len = int(llm.model_config.max_model_len)
         self.task = task  # what vLLM made of the model
         self.tokenizer: Any = llm.renderer.tokenizer  # not safe to share with a thread
-        self.arguments = llm.setup.arguments  # as it was started
+        self.arguments = llm.setup.arguments.given  # as it was started
         self._others = others or OtherClients()
         self._llm = llm
         self.http = bridge

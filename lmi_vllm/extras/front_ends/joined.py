@@ -12,12 +12,12 @@ from lmi_vllm.engine.base import EngineClient, start_error
 from lmi_vllm.engine.vllm.adapters import BASE_ADAPTER_ID, BASE_ADAPTER_NAME
 from lmi_vllm.engine.vllm.async_llm import EngineSetup, GuardedAsyncLLM, client_of
 from lmi_vllm.engine.vllm.bridge import Bridge
-from lmi_vllm.engine.vllm.configuration import engine_config, parse_vllm_arguments, runs_on_cpu
+from lmi_vllm.engine.vllm.configuration import VllmArguments, engine_config, runs_on_cpu
 from lmi_vllm.engine.vllm.engine import VllmClient, ended_unless_ready, prepared
 from lmi_vllm.engine.vllm.engine_calls import LoadedAdapter
 from lmi_vllm.engine.vllm.processes import adopt_forked_engines, claim_children
 from lmi_vllm.errors import AdapterRefusedError
-from lmi_vllm.messages import AdapterRef, EngineArguments, ServingProfile
+from lmi_vllm.messages import AdapterRef, ServingProfile
 
 Report = Callable[[str], None]  # of a request, by its id in the engine
 
@@ -127,7 +127,7 @@ class JoinedEngine(VllmClient):
 
 
 async def join_vllm_engine(
-    arguments: EngineArguments,
+    arguments: VllmArguments,
     profile: ServingProfile,
     thread: ThreadPoolExecutor,
     client: EngineClient,
@@ -153,7 +153,7 @@ async def join_vllm_engine(
 
 
 def _join(
-    arguments: EngineArguments,
+    arguments: VllmArguments,
     profile: ServingProfile,
     thread: ThreadPoolExecutor,
     client: EngineClient,
@@ -162,9 +162,8 @@ def _join(
 ) -> ClientAsyncLLM:
     claim_children()  # those that try grammars
     is_cpu = runs_on_cpu()
-    namespace = parse_vllm_arguments(arguments.values, arguments.origins)
-    config = engine_config(namespace, client.count, client.index, is_cpu=is_cpu)
+    config = engine_config(arguments.namespace, client.count, client.index, is_cpu=is_cpu)
     if sys.platform == "linux":
         adopt_forked_engines()
-    setup = EngineSetup(arguments, namespace, config, profile, thread, is_cpu)
+    setup = EngineSetup(arguments, config, profile, thread, is_cpu)
     return ClientAsyncLLM(setup, client, shared, began)
