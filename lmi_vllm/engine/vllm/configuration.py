@@ -52,57 +52,38 @@ _LAX: Final = ConfigDict(arbitrary_types_allowed=True)  # torch.dtype is one
 
 @dataclass(frozen=True, slots=True)
 class VllmArguments:
-    """Arguments in the types of vLLM's command line, and its defaults for all the others."""
+    """Arguments, and the namespace of `vllm serve` for them."""
 
     given: EngineArguments
-    typed: Mapping[str, object]
-    types: Mapping[str, object]
-    defaults: Mapping[str, object]
-
-    @property
-    def namespace(self) -> Namespace:
-        """A namespace of `vllm serve`, whose values vLLM may change."""
-        return Namespace(**copy.deepcopy({**self.defaults, **self.typed}))
+    namespace: Namespace
 
     @classmethod
-    def of(cls, arguments: EngineArguments) -> Self:
-        """These arguments.
-
-        Raises:
-            ConfigurationError: see `changed`.
-        """
-        written = vars(quantization)  # of a type that is written as text
-        types = get_type_hints(FrontendArgs) | get_type_hints(AsyncEngineArgs, localns=written)
-        defaults = make_arg_parser(FlexibleArgumentParser(add_help=False)).parse_args([])
-        return cls(EngineArguments({}), {}, types, vars(defaults)).changed(arguments)
-
-    def changed(self, arguments: EngineArguments) -> Self:
-        """These arguments; only those that are new or differ are read.
+    def of(cls, arguments: EngineArguments, checked: Self | None = None) -> Self:
+        """These arguments; those that were `checked` are not read again.
 
         Raises:
             ConfigurationError: one problem per value that vLLM's own types refuse.
         """
+        written = vars(quantization)  # of a type that is written as text
+        types = get_type_hints(FrontendArgs) | get_type_hints(AsyncEngineArgs, localns=written)
+        known = {} if checked is None else checked.given.values
         typed, problems = {}, []
         for name, value in arguments.values.items():
             shown = f"{name} ({arguments.origin_of(name)})"
-            if name not in self.types:
+            if name not in types:
                 problems.append(f"{shown}: the installed vLLM has no such engine argument")
-            elif name in self.typed and self.given.values[name] == value:
-                typed[name] = self.typed[name]
+            elif checked is not None and name in known and known[name] == value:
+                typed[name] = copy.deepcopy(getattr(checked.namespace, name))  # vLLM changes some
             elif value is not None:
                 try:
-                    typed[name] = _typed(self.types[name], value)
+                    typed[name] = _typed(types[name], value)
                 except ValidationError as error:
                     reasons = "; ".join(one["msg"] for one in error.errors())
                     problems.append(f"{shown}: vLLM refuses {value!r}: {reasons}")
         if problems:
             raise ConfigurationError(problems)
-        return replace(self, given=arguments, typed=typed)
-
-
-def parse_vllm_arguments(values: Mapping[str, object]) -> Namespace:
-    """Return the namespace of `vllm serve` for `values`."""
-    return VllmArguments.of(EngineArguments(values)).namespace
+        defaults = make_arg_parser(FlexibleArgumentParser(add_help=False)).parse_args([])
+        return cls(arguments, Namespace(**{**vars(defaults), **typed}))
 
 
 def _typed(kind: Any, value: object) -> Any:

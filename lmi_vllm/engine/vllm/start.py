@@ -110,7 +110,7 @@ def _start(
     with starting(arguments) as is_cpu:
         if is_cpu:
             arguments = adjusted_for_cpu(arguments)
-        read = VllmArguments.of(arguments) if checked is None else checked.changed(arguments)
+        read = VllmArguments.of(arguments, checked)
         config = engine_config(read.namespace, len(clients) or 1, 0, is_cpu=is_cpu)
         _choose_start_method(is_cpu=is_cpu)
         own_length = config.model_config.max_model_len

@@ -116,14 +116,11 @@ class ClientModel:
             join_vllm_engine,
         )
 
-        if self._checked is None:
-            raise RuntimeError("load() must be called first")
         self._thread = self._thread or new_engine_thread()
         self._engine = engine = await join_vllm_engine(
-            self._checked.changed(message.arguments),
-            message.profile,
+            message,
+            self._checked,
             self._thread,
-            message.client,
             self._first,
             lambda request: self._channel.send(RequestStarted(request)),
         )

@@ -17,7 +17,8 @@ from lmi_vllm.engine.vllm.engine import VllmClient, ended_unless_ready, prepared
 from lmi_vllm.engine.vllm.engine_calls import LoadedAdapter
 from lmi_vllm.engine.vllm.processes import adopt_forked_engines, claim_children
 from lmi_vllm.errors import AdapterRefusedError
-from lmi_vllm.messages import AdapterRef, ServingProfile
+from lmi_vllm.extras.front_ends.channel import JoinEngine
+from lmi_vllm.messages import AdapterRef
 
 Report = Callable[[str], None]  # of a request, by its id in the engine
 
@@ -127,21 +128,21 @@ class JoinedEngine(VllmClient):
 
 
 async def join_vllm_engine(
-    arguments: VllmArguments,
-    profile: ServingProfile,
+    message: JoinEngine,
+    checked: VllmArguments | None,
     thread: ThreadPoolExecutor,
-    client: EngineClient,
     shared: SharedState,
     began: Report,
 ) -> JoinedEngine:
     """Return a client of another process's engine; `shared` decides about adapters for all clients.
 
-    `began` is called for each request before the engine has it, with its id there.
+    `began` is called for each request before the engine has it, with its id there. Arguments that
+    were `checked` are not read again.
 
     Raises:
         EngineStartError: the engine could not be joined; the text is the root cause.
     """
-    join = partial(_join, arguments, profile, thread, client, shared, began)
+    join = partial(_join, message, checked, thread, shared, began)
     try:
         llm = await asyncio.get_running_loop().run_in_executor(thread, join)
     except Exception as error:
@@ -153,17 +154,17 @@ async def join_vllm_engine(
 
 
 def _join(
-    arguments: VllmArguments,
-    profile: ServingProfile,
+    message: JoinEngine,
+    checked: VllmArguments | None,
     thread: ThreadPoolExecutor,
-    client: EngineClient,
     shared: SharedState,
     began: Report,
 ) -> ClientAsyncLLM:
     claim_children()  # those that try grammars
-    is_cpu = runs_on_cpu()
-    config = engine_config(arguments.namespace, client.count, client.index, is_cpu=is_cpu)
+    is_cpu, client = runs_on_cpu(), message.client
+    read = VllmArguments.of(message.arguments, checked)
+    config = engine_config(read.namespace, client.count, client.index, is_cpu=is_cpu)
     if sys.platform == "linux":
         adopt_forked_engines()
-    setup = EngineSetup(arguments, config, profile, thread, is_cpu)
+    setup = EngineSetup(read, config, message.profile, thread, is_cpu)
     return ClientAsyncLLM(setup, client, shared, began)
