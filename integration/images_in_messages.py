@@ -293,9 +293,10 @@ def test_a_private_address_is_fetched_where_allowed(
 START = """
 import logging, sys
 logging.basicConfig()
-from lmi_vllm.engine.vllm.configuration import engine_config, parse_vllm_arguments
+from lmi_vllm.engine.vllm.configuration import VllmArguments, engine_config
+from lmi_vllm.messages import EngineArguments
 values = {"model": sys.argv[1], "enforce_eager": True, "max_model_len": 512}
-engine_config(parse_vllm_arguments(values), 1, 0, is_cpu=True)
+engine_config(VllmArguments.of(EngineArguments(values)).namespace, 1, 0, is_cpu=True)
 """
 
 

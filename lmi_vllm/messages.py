@@ -78,10 +78,14 @@ class ModelArtifacts:
 
 @dataclass(frozen=True, slots=True)
 class EngineArguments:
-    """vLLM keyword arguments by field name, with their JSON types, and the origin of each."""
+    """vLLM keyword arguments by field name, with their JSON types, and the origin of each.
+
+    `architectures` are those of the model's config.json, as far as that was read.
+    """
 
     values: Mapping[str, object]
     origins: Mapping[str, Origin] = field(default_factory=dict)
+    architectures: tuple[str, ...] = ()
 
     def origin_of(self, name: str) -> Origin:
         """The place where argument `name` was written."""
@@ -152,22 +156,6 @@ class AdapterRef:
     path: str
     engine_id: int
     pinned: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class EngineClient:
-    """One client of an engine that has several: its addresses.
-
-    `index` is its number among `count`; 0 is the one that started the engine. `base_adapter` is the
-    path of the adapter of base requests, if they need one.
-    """
-
-    index: int
-    count: int
-    input_address: str
-    output_address: str
-    stats_address: str | None = None  # of the coordinator of data-parallel engines
-    base_adapter: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,11 +29,11 @@ from integration.matrix.checkpoints import ARCHITECTURES, Architecture, build
 from integration.matrix.run import NEW_TOKENS, OPTIONS, PROMPT, greedy
 from lmi_vllm.config.load import load_settings
 from lmi_vllm.config.model_source import locate_model
-from lmi_vllm.engine.vllm.configuration import parse_vllm_arguments
 from lmi_vllm.engine.vllm.processes import register_models
 from lmi_vllm.errors import ConfigurationError
 from lmi_vllm.translate.arguments import translate
 from lmi_vllm.translate.devices import Devices
+from tests.support.vllm_namespace import namespace_of
 
 _ENDS_WITH_THE_FORK: list[LLM] = []  # its shutdown collects garbage for a second
 
@@ -51,7 +51,7 @@ def compared(row: Architecture, folder: Path) -> dict[str, object]:
         raise ConfigurationError(found.errors)
     arguments = found.arguments
     register_models()
-    parsed = parse_vllm_arguments(arguments.values)
+    parsed = namespace_of(arguments.values)
     llm = LLM.from_engine_args(EngineArgs.from_cli_args(parsed))
     sampling = SamplingParams(temperature=0, max_tokens=NEW_TOKENS)
     (answer,) = llm.generate([{"prompt_token_ids": ids}], sampling, use_tqdm=False)

@@ -3,11 +3,16 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
+from collections.abc import (
+    AsyncIterator,
+    Collection,
+    Iterator,
+)
 from dataclasses import replace
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from lmi_vllm.adapters.adapter import Adapter
+from lmi_vllm.adapters.hooks import MakeHooks, no_hooks
 from lmi_vllm.adapters.loads import (
     AdapterLoads,
     KeyedLock,
@@ -31,35 +36,7 @@ from lmi_vllm.messages import AdapterRef
 
 logger = logging.getLogger(__name__)
 
-Publish = Callable[[Collection[Adapter], float], Awaitable[None]]  # adapters, seconds
-Find = Callable[[str], Awaitable[bool]]  # name; whether there is such an adapter
-OnChange = Callable[[Collection[Adapter]], None]
 MAX_FINDS: Final = 3  # of one request, while what it found makes room for others before it is held
-
-
-class Sharing(Protocol):
-    """Replicates changes of adapters to other servers."""
-
-    def check(self, name: str) -> None:
-        """Called before a change of this name, with its lock held; raises to refuse the change."""
-
-    def note(self, name: str, before: Adapter | None) -> None:
-        """Called with each change of this name except evictions, with its lock held."""
-
-    def is_removed(self, name: str) -> bool:
-        """Whether a call on any server has removed this name, so that it must not be looked up."""
-
-    async def refresh(self, name: str) -> None:
-        """Called before a call changes this name: apply what calls on other servers have done."""
-
-    async def arrive(self, name: str) -> None:
-        """Called for a name in a request: wait for an adapter registered on another server."""
-
-    async def changed(self, name: str) -> None:
-        """Called once a change of this name is complete."""
-
-    async def confirm(self, name: str) -> Mapping[str, str]:
-        """Wait for every server; return the reason for each that lacks the change in the end."""
 
 
 def evicted(name: str) -> NotReadyError:
@@ -67,20 +44,12 @@ def evicted(name: str) -> NotReadyError:
     return NotReadyError(f"The adapter {name} was evicted before its request began", 1)
 
 
-async def publish_nowhere(_adapters: Collection[Adapter], _timeout_seconds: float) -> None:
-    """Return at once: no other process serves these adapters."""
-
-
 class AdapterRegistry:
     """Adapters by name; one change of a name at a time, and one engine call at a time.
 
-    `AdapterLoads` loads them (`resolve`, `load_code`). `on_change` gets all adapters after each
-    change. A change that has begun is completed, even if its client disconnects: half a change
-    would leave weights that no call can remove. `publish` is awaited after each change of what
-    requests find. It returns when no request in another process uses another load of an adapter, or
-    after a time limit. `find`, which an extra may set, is awaited with each name that a request
-    gives, before the name is looked up. It may register the adapter (`is_from_store`), renew it, or
-    refuse the request, and returns whether there is one.
+    `AdapterLoads` loads them (`resolve`, `load_code`). A change that has begun is completed, even
+    if its client disconnects: half a change would leave weights that no call can remove. `hooks`
+    makes those of this registry.
     """
 
     def __init__(
@@ -91,18 +60,16 @@ class AdapterRegistry:
         is_enabled: bool,
         reserved_names: Collection[str] = (),
         load_code: LoadCode = no_code,
+        hooks: MakeHooks = no_hooks,
     ) -> None:
         self.is_enabled = is_enabled
-        self.on_change: OnChange = lambda _: None
-        self.publish: Publish = publish_nowhere
-        self.find: Find | None = None
-        self.sharing: Sharing | None = None
         self.changes: set[asyncio.Task[Any]] = set()
         self._reserved_names = frozenset(reserved_names)
         self._adapters: dict[str, Adapter] = {}
         self._loads = AdapterLoads(engine, resolve, load_code)
         self._names = KeyedLock()
         self._state_lock = asyncio.Lock()
+        self.hooks = hooks(self)
 
     def __iter__(self) -> Iterator[Adapter]:
         return iter(tuple(self._adapters.values()))
@@ -143,27 +110,27 @@ class AdapterRegistry:
         return adapter is not None and self._loads.is_held(adapter.ref)
 
     async def find_on_demand(self, name: str) -> bool:
-        """Return whether `sharing` or `find`, if extras set them, know the adapter of a request.
+        """Return whether an extra's `sharing` or `find` knows the adapter of a request.
 
         Raises:
             LmiError: it is there and cannot be served now.
         """
         if self.is_enabled and name not in self._reserved_names:
-            if self.sharing is not None:
-                await self.sharing.arrive(name)
-            if self.find is not None:
-                return await self.find(name)
-        return self.sharing is not None and name in self
+            if self.hooks.sharing is not None:
+                await self.hooks.sharing.arrive(name)
+            if self.hooks.find is not None:
+                return await self.hooks.find(name)
+        return self.hooks.sharing is not None and name in self
 
     @property
     def has_others(self) -> bool:
         """Whether a request may register a name that is not registered yet."""
-        return self.find is not None or self.sharing is not None
+        return self.hooks.find is not None or self.hooks.sharing is not None
 
     async def refresh(self, name: str, *, is_searched: bool = True) -> None:
         """Before a call changes it: apply what other servers have done to this name, or found."""
-        if self.sharing is not None:
-            await self.sharing.refresh(name)
+        if self.hooks.sharing is not None:
+            await self.hooks.sharing.refresh(name)
             if is_searched and name not in self:
                 await self.find_on_demand(name)
 
@@ -176,10 +143,10 @@ class AdapterRegistry:
         try:
             await self.refresh(name)
         except (NotReadyError, RequestError) as error:
-            if self.sharing is None or name in self:
+            if self.hooks.sharing is None or name in self:
                 raise
             logger.warning("adapter %s is removed, though it is not here: %s", name, error.text)
-            self.sharing.note(name, Adapter(name, "", is_from_store=True))
+            self.hooks.sharing.note(name, Adapter(name, "", is_from_store=True))
             await self._changed(name)
         else:
             await self.unregister(name, timeout_seconds, alias)
@@ -224,7 +191,7 @@ class AdapterRegistry:
                     self._adapters[name] = adapter = await self._loads.load(adapter)
                 except AdapterCapacityError as error:  # 507 is only for calls that register
                     raise RequestError(error.text) from error
-                await self.publish(tuple(self), 0.0)
+                await self._publish()
             return adapter
 
     @shielded
@@ -249,7 +216,7 @@ class AdapterRegistry:
                 )
             adapter.check_flags()
             self._put(adapter.name, await self._loads.prepare(adapter))
-            await self.publish(tuple(self), 0.0)
+            await self._publish()
         await self._changed(adapter.name)
 
     @shielded
@@ -267,7 +234,7 @@ class AdapterRegistry:
             if adapter.is_from_store and not current.is_from_store:
                 raise AdapterConflictError(f"The adapter {adapter.name} was registered by a call")
             self._put(adapter.name, await self._loads.prepare(adapter))
-        await self.publish(tuple(self), timeout_seconds)
+        await self._publish(timeout_seconds)
         await self._loads.unload(current.ref, timeout_seconds)
         current.hooks.forget()
         await self._changed(adapter.name)
@@ -293,7 +260,7 @@ class AdapterRegistry:
                 wanted, dropped = replace(wanted, ref=None), current.ref
             self._put(name, wanted)
         # New requests load it again: they need not wait for the running ones.
-        await self.publish(tuple(self), timeout_seconds)
+        await self._publish(timeout_seconds)
         await self._loads.unload(dropped, timeout_seconds)
         await self._changed(name)
 
@@ -323,13 +290,13 @@ class AdapterRegistry:
             else:
                 self._put(name, None)
             try:
-                await self.publish(tuple(self), timeout_seconds)
+                await self._publish(timeout_seconds)
                 await self._loads.unload(adapter.ref, timeout_seconds)
             except BaseException:
                 # Not noted: other servers may have dropped it already. `sharing` retries the
                 # removal.
                 self._adapters[name] = adapter
-                await self.publish(tuple(self), 0.0)
+                await self._publish()
                 raise
             adapter.hooks.forget()
         await self._changed(name)
@@ -365,20 +332,25 @@ class AdapterRegistry:
     @contextlib.asynccontextmanager
     async def _changing(self, name: str) -> AsyncIterator[None]:
         async with self._names.hold(name):
-            if self.sharing is not None:
-                self.sharing.check(name)
+            if self.hooks.sharing is not None:
+                self.hooks.sharing.check(name)
             yield
+
+    async def _publish(self, timeout_seconds: float = 0.0) -> None:
+        if self.hooks.publish is not None:
+            await self.hooks.publish(tuple(self), timeout_seconds)
 
     def _put(self, name: str, adapter: Adapter | None) -> None:
         """List the adapter, or none; no other task runs between this and its note."""
         before = self._adapters.pop(name, None) if adapter is None else self._adapters.get(name)
         if adapter is not None:
             self._adapters[name] = adapter
-        if self.sharing is not None:
-            self.sharing.note(name, before)
+        if self.hooks.sharing is not None:
+            self.hooks.sharing.note(name, before)
 
     async def _changed(self, name: str) -> None:
         async with self._state_lock:
-            await asyncio.to_thread(self.on_change, tuple(self))
-        if self.sharing is not None:
-            await self.sharing.changed(name)
+            if self.hooks.on_change is not None:
+                await asyncio.to_thread(self.hooks.on_change, tuple(self))
+        if self.hooks.sharing is not None:
+            await self.hooks.sharing.changed(name)

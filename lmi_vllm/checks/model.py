@@ -3,13 +3,10 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, entry_points, version
-from pathlib import Path
 from typing import Final
 
-from lmi_vllm.checks.model_config import read_directory
 from lmi_vllm.config.vllm_schema import installed_release, load_release
 from lmi_vllm.extension import OwnEngine, extras
-from lmi_vllm.sources.local import is_directory
 
 _EXPERT_COUNTS: Final = (
     "num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts",
@@ -64,17 +61,7 @@ def _is_mixture(body: Mapping[str, object]) -> bool:
     return any(_is_mixture(inner) for inner in body.values() if isinstance(inner, dict))
 
 
-def own_engine(arguments: Mapping[str, object]) -> OwnEngine | None:
-    """The engine of an extra that runs this local model; None: vLLM runs it."""
-    model = str(arguments.get("model"))
-    if not is_directory(model):
-        return None
-    named = (read_directory(Path(model)).config or {}).get("architectures")
-    architectures = [str(name) for name in named] if isinstance(named, list) else []
-    return engine_for(architectures, arguments)
-
-
-def engine_for(architectures: Sequence[str], arguments: Mapping[str, object]) -> OwnEngine | None:
+def own_engine(architectures: Sequence[str], arguments: Mapping[str, object]) -> OwnEngine | None:
     """The engine of an extra for a model of these architectures; None: vLLM runs it."""
     for extra in extras().values():
         for engine in extra.engines:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 from lmi_vllm.config.layers import RawSource, Reading, model_sources, server_sources
 from lmi_vllm.config.listen import check_listen
@@ -15,7 +16,7 @@ from lmi_vllm.config.properties import (
     serving_properties_paths,
 )
 from lmi_vllm.config.resolve import Resolver, report_model_ids
-from lmi_vllm.config.setting import CommandLine, Details, Layers, Report, Setting
+from lmi_vllm.config.setting import CommandLine, Layers, Report, Setting
 from lmi_vllm.config.settings import (
     ExtraSettings,
     ModelSettings,
@@ -104,9 +105,8 @@ class _Load:
             self.brought[kind] = self.model.options(Rows.of(kind.rows).options)
         passed = Resolver(layers, self.passed, self.model).pass_through()
         return {
-            **_fields(OPTIONS, options),
+            **_fields(OPTIONS, options | passed),
             "arguments": {name: setting.value for name, setting in passed.items()},
-            "details": Details(options | passed, OPTIONS),
         }
 
     def _server_fields(self, layers: Layers) -> Mapping[str, object]:
@@ -121,15 +121,14 @@ class _Load:
             values["inference_address"], self.environ, self.command_line, self.server_report.fail
         )
         rows = (*SERVER_SETTINGS, *ENVIRONMENT_SETTINGS)
-        return {**_fields(rows, values), "details": Details(values, rows)}
+        return _fields(rows, values)
 
     def _extra(self, kind: type[ExtraSettings]) -> ExtraSettings:
         """The settings of one extra."""
         rows, resolver = Rows.of(kind.rows), self.server
         values = self.brought[kind] | resolver.server_settings(rows.server)
         values |= resolver.variables(rows.variables, self.environ)
-        fields = {**_fields(kind.rows, values), "details": Details(values, kind.rows)}
-        extra: ExtraSettings = kind.read(Reading(lambda _: fields))
+        extra: ExtraSettings = kind.read(Reading(lambda _: _fields(kind.rows, values)))
         return extra
 
     def _unknown_names(
@@ -169,6 +168,7 @@ class _Load:
             )
 
 
-def _fields(rows: Sequence[Option], settings: Mapping[str, Setting]) -> dict[str, object]:
-    """The values by field."""
-    return {row.attribute: settings[row.name].value for row in rows if row.name in settings}
+def _fields(rows: Sequence[Option], settings: dict[str, Setting]) -> dict[str, object]:
+    """The values by field, and the settings themselves."""
+    values = {row.attribute: settings[row.name].value for row in rows if row.name in settings}
+    return {**values, "written": MappingProxyType(settings)}

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import Self
+from typing import Generic, Self, TypeVar
 
 from lmi_vllm.config.options.row import EffectWord, Option
 from lmi_vllm.config.secrets import mask_text, mask_value
 from lmi_vllm.messages import DEFAULT_ORIGIN, Origin
+
+Owner = TypeVar("Owner")
 
 FILE_PREFIX = "option."  # of a model's option in a properties file
 
@@ -75,25 +76,22 @@ class Setting:
         return mask_value(self.name, self.value) if self.is_set else self.value
 
 
-class Details(Mapping[str, Setting]):
-    """Where settings were written, and how messages name them: by the field, as an attribute.
+class Details(Mapping[str, Setting], Generic[Owner]):
+    """Where the settings of an owner were written, and how messages name them.
 
-    The attribute of a field without a value is a setting that is not set. As a mapping it has only
-    those with a value, by the names that users write.
+    An attribute for each option of the owner; scripts/mypy_details.py has mypy know them. The one
+    of an option without a value is a setting that is not set. As a mapping it has only those with a
+    value, by the names that users write.
     """
 
-    def __init__(
-        self,
-        settings: Mapping[str, Setting] = MappingProxyType({}),
-        rows: Iterable[Option] = (),
-    ) -> None:
-        self._settings = MappingProxyType(dict(settings))
+    def __init__(self, settings: Mapping[str, Setting], rows: Iterable[Option]) -> None:
+        self._settings = settings
         self._names = {row.attribute: row.name for row in rows}
 
     def __getattr__(self, field: str) -> Setting:
-        if field.startswith("_"):
-            raise AttributeError(field)
-        name = self._names.get(field, field)
+        if field.startswith("_") or field not in self._names:
+            raise AttributeError(f"{field} is no option of these settings")
+        name = self._names[field]
         return self._settings.get(name) or Setting(name, None, DEFAULT_ORIGIN, EffectWord.NONE)
 
     def __getitem__(self, name: str) -> Setting:

@@ -38,7 +38,7 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 class LayeredSettings(Section):
     """Settings that are filled from `sources`, which the constructor gets, best first."""
 
-    details: SkipValidation[Details] = Field(default_factory=Details)
+    written: SkipValidation[Mapping[str, Setting]] = Field(default_factory=lambda: _NOTHING)
 
     @classmethod
     def settings_customise_sources(
@@ -52,6 +52,11 @@ class LayeredSettings(Section):
         """The sources of the constructor, in their order, and no others."""
         given: Mapping[str, Any] = getattr(init_settings, "init_kwargs", _NOTHING)
         return tuple(given.get("sources", ()))
+
+    @property
+    def details(self) -> Details[Self]:
+        """Where each setting was written; `written` has those with a value, by users' names."""
+        return Details(self.written, self.rows)
 
     @classmethod
     def read(cls, *sources: RawSource) -> Any:

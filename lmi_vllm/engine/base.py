@@ -4,7 +4,7 @@ Each promise below has a contract test that runs over every engine (`tests/contr
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from lmi_vllm.errors import EngineMemoryError, EngineStartError
@@ -87,6 +87,23 @@ class OtherClients:
     def not_finite(self) -> int:
         """Number of their requests to the base model with NaN or infinite logits."""
         return 0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineClient:
+    """One client of an engine that has several: its addresses.
+
+    `index` is its number among `count`; 0 is the one that started the engine, which counts the
+    `others`, too. `base_adapter` is the path of the adapter of base requests, if they need one.
+    """
+
+    index: int
+    count: int
+    input_address: str
+    output_address: str
+    stats_address: str | None = None  # of the coordinator of data-parallel engines
+    base_adapter: str = ""
+    others: OtherClients = field(default_factory=OtherClients)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from lmi_vllm.engine.base import Engine
-from lmi_vllm.messages import EngineArguments, EngineClient, ServingProfile
+from lmi_vllm.engine.base import Engine, EngineClient
+from lmi_vllm.messages import EngineArguments, ServingProfile
 
 
 class EngineFactory(Protocol):

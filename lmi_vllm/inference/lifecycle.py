@@ -31,6 +31,13 @@ class State(StrEnum):
 
 
 DRAIN_RETRY_SECONDS: Final = 30
+RETRY_SECONDS: Final = 5
+_REFUSED: Final = MappingProxyType({
+    State.UNHEALTHY: "is not available: the engine makes no progress",
+    State.ASLEEP: "is asleep: POST /wake_up (or /resume) makes it answer",
+    State.FAILED: "is not available: the engine has failed",
+    State.DRAINING: "is draining: the server is shutting down",
+})  # fmt: skip
 _NOTHING: Final[Mapping[str, object]] = MappingProxyType({})
 
 
@@ -201,18 +208,6 @@ class Lifecycle:
                 f"Model {self.model_name} is not ready: {self.start.phase} phase, "
                 f"{self.start.elapsed_seconds:.0f} s since start"
             )
-        if self.state is State.UNHEALTHY:
-            raise NotReadyError(
-                f"Model {self.model_name} is not available: the engine makes no progress"
-            )
-        if self.state is State.ASLEEP:
-            raise NotReadyError(
-                f"Model {self.model_name} is asleep: POST /wake_up (or /resume) makes it answer"
-            )
-        if self.state is State.FAILED:
-            raise NotReadyError(f"Model {self.model_name} is not available: the engine has failed")
-        if self.state is State.DRAINING:
-            raise NotReadyError(
-                f"Model {self.model_name} is draining: the server is shutting down",
-                DRAIN_RETRY_SECONDS,
-            )
+        if (reason := _REFUSED.get(self.state)) is not None:
+            seconds = DRAIN_RETRY_SECONDS if self.state is State.DRAINING else RETRY_SECONDS
+            raise NotReadyError(f"Model {self.model_name} {reason}", seconds)

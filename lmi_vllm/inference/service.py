@@ -37,14 +37,15 @@ class InferenceService:
         profile: ServingProfile | None = None,
         *,
         statuses: StatusTable = DEFAULT_STATUSES,
+        telemetry: Telemetry | None = None,
     ) -> None:
         self.queue = queue
         self.lifecycle = queue.lifecycle
         self.profile = profile or ServingProfile()
         self.model_url = ""
-        self.managed: object = None  # what the management API keeps about the model
+        self.kept: dict[type, object] = {}  # what extras keep of a server, by its class
         self.steps: list[RequestStep] = []  # of extras, on /invocations and similar routes
-        self.telemetry = Telemetry()
+        self.telemetry = telemetry or Telemetry()
         self.statuses = statuses
         self._runtime: Runtime | None = None
 

@@ -5,11 +5,12 @@ An adapter of the model directory that fails ends the start.
 
 import logging
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
 from lmi_vllm.adapters.adapter import Adapter
+from lmi_vllm.adapters.hooks import AdapterHooks, no_hooks
 from lmi_vllm.adapters.loads import LoadCode
 from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.adapters.source import AdapterPolicy, AdapterSources, local_adapters
@@ -19,7 +20,8 @@ from lmi_vllm.config.secrets import mask_urls
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import AdapterCapacityError, EngineMemoryError, LmiError, ModelSourceError
-from lmi_vllm.messages import EngineArguments, ModelArtifacts, ServingProfile
+from lmi_vllm.messages import EngineArguments, ModelArtifacts
+from lmi_vllm.server.model_files import ReadyFiles
 from lmi_vllm.sources.table import is_store
 
 logger = logging.getLogger(__name__)
@@ -27,35 +29,31 @@ logger = logging.getLogger(__name__)
 DEFAULT_MAX_LORA_RANK = 16
 
 
-Announce = Callable[[AdapterRegistry, AdapterSources], Awaitable[None]]
-
-
-async def load_adapters(  # noqa: PLR0913 (what a start knows, once)
-    model: ModelArtifacts,
-    arguments: EngineArguments,
-    profile: ServingProfile,
-    settings: Settings,
+async def load_adapters(
+    ready: ReadyFiles,
     environ: Mapping[str, str],
     engine: Engine,
     *,
     load_code: LoadCode,
-    announce: Sequence[Announce] = (),
+    hooks: Callable[[AdapterRegistry, AdapterSources], AdapterHooks],
 ) -> AdapterRegistry:
-    """Return the registry with every adapter of this start loaded, after extras have seen it.
+    """Return the registry with every adapter of this start loaded, those of extras last.
 
     Raises:
         ModelSourceError: an adapter of the model directory is not usable.
         EngineMemoryError: there is no slot or memory for one.
     """
+    model, settings, profile = ready.model, ready.translation.settings, ready.translation.profile
     folder = settings.model.adapters
     local = _local(model, folder)
-    sources = _sources(model, arguments, adapter_policy(settings), environ, local)
+    sources = _sources(model, ready.arguments, adapter_policy(settings), environ, local)
     registry = AdapterRegistry(
         engine,
         sources.resolve,
         is_enabled=profile.enable_lora,
         reserved_names=profile.served_names,
         load_code=load_code,
+        hooks=(lambda registry: hooks(registry, sources)) if profile.enable_lora else no_hooks,
     )
     if not profile.enable_lora:
         return registry
@@ -67,8 +65,8 @@ async def load_adapters(  # noqa: PLR0913 (what a start knows, once)
             raise EngineMemoryError(f"local adapter {name}: {error.text}") from error
         except LmiError as error:
             raise ModelSourceError(f"local adapter {name}: {error.text}") from error
-    for notify in announce:
-        await notify(registry, sources)
+    for begin in registry.hooks.begin:
+        await begin()
     return registry
 
 

@@ -2,26 +2,36 @@
 
 import asyncio
 import contextlib
+import functools
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, MutableMapping
+import operator
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Mapping,
+    MutableMapping,
+)
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from lmi_vllm.adapters.hooks import AdapterHooks, Publish
 from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.adapters.source import AdapterSources
 from lmi_vllm.clock import Clock
 from lmi_vllm.config.listen import ListenAddress
 from lmi_vllm.config.settings import Settings
-from lmi_vllm.engine.base import Engine
+from lmi_vllm.engine.base import Engine, EngineClient
 from lmi_vllm.engine.factory import EngineFactory
 from lmi_vllm.errors import Fault, StatusTable
 from lmi_vllm.extension import extensions
 from lmi_vllm.inference.admission import Admission
 from lmi_vllm.inference.lifecycle import Lifecycle, State
 from lmi_vllm.inference.service import InferenceService
-from lmi_vllm.messages import EngineArguments, EngineClient, ServingProfile
+from lmi_vllm.messages import EngineArguments, ServingProfile
 from lmi_vllm.server.plan import StartPlan
 
 logger = logging.getLogger(__name__)
@@ -33,6 +43,7 @@ class ProcessGroup:
     """Further front-end processes over the engine of the first one; this base class has none."""
 
     first_socket = ""  # socket on which they reach the first process
+    publish: Publish | None = None  # sends them what requests find
 
     def __init__(self) -> None:
         self.failed = asyncio.Event()  # more of them ended than can be replaced during one engine
@@ -93,15 +104,25 @@ class ServerEvents:
     is_first: bool = True
     # Called with each engine that is to be started, or joined by a further process.
     on_plan: list[Callable[[Settings, EngineArguments], None]] = field(default_factory=list)
-    # Awaited with the adapters of each model before requests reach them, and with the sources that
+    # Called with the adapters of each model as their registry is made, and with the sources that
     # find and check their files. A further process has no sources.
-    on_adapters: list[Callable[[AdapterRegistry, AdapterSources | None], Awaitable[None]]] = field(
+    on_adapters: list[Callable[[AdapterRegistry, AdapterSources | None], AdapterHooks]] = field(
         default_factory=list
     )
     watchdogs: list[Watchdog] = field(default_factory=list)
     on_ready: list[Callable[[ReadyModel], None]] = field(default_factory=list)
     # Awaited after the last request has been answered, before the engine ends.
     on_drained: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
+
+    def adapter_hooks(
+        self,
+        registry: AdapterRegistry,
+        sources: AdapterSources | None,
+        publish: Publish | None = None,
+    ) -> AdapterHooks:
+        """What extras do about the adapters of one model, and `publish`."""
+        made = [make(registry, sources) for make in self.on_adapters]
+        return functools.reduce(operator.or_, made, AdapterHooks(publish=publish))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,12 @@ from typing import Final
 
 from lmi_vllm.checks.model import own_engine
 from lmi_vllm.config.settings import Settings
-from lmi_vllm.engine.base import Engine
+from lmi_vllm.engine.base import Engine, EngineClient
 from lmi_vllm.engine.factory import EngineFactory
 from lmi_vllm.engine.vllm.factory import VllmFactory
 from lmi_vllm.errors import ConfigurationError
 from lmi_vllm.extension import extras
-from lmi_vllm.messages import EngineArguments, EngineClient, ServingProfile
+from lmi_vllm.messages import EngineArguments, ServingProfile
 
 VLLM: Final = "vllm"
 
@@ -52,7 +52,7 @@ class EnginesByModel:
         self._own: dict[str, EngineFactory] = {}
 
     def kind(self, arguments: EngineArguments) -> str:
-        """Return the name of the engine for this model; it may change once the model is fetched."""
+        """Return the engine for this model; it may change once its config.json is there."""
         return self._of(arguments).kind(arguments)
 
     @property
@@ -78,7 +78,7 @@ class EnginesByModel:
         self._usual.abandon()
 
     def _of(self, arguments: EngineArguments) -> EngineFactory:
-        engine = own_engine(arguments.values)
+        engine = own_engine(arguments.architectures, arguments.values)
         if engine is None:
             return self._usual
         return self._own.setdefault(engine.name, engine.factory.load()())

@@ -5,7 +5,7 @@ The engine then gets local paths only, so it works without a network.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -139,7 +139,7 @@ class ModelFetch:
             self._model.model,
             self._model.revision,
             load_format=_text(self._arguments.values.get("load_format")),
-            ignore_patterns=_texts(self._settings.model.arguments.get("ignore_patterns")),
+            ignore_patterns=self._settings.model.ignore_patterns,
         )
         model = with_files(self._model, self._settings, local)
         values: dict[str, object] = {**self._arguments.values, "model": str(local)}
@@ -186,8 +186,9 @@ class ModelFetch:
         reference: str,
         revision: str | None,
         load_format: str | None = None,
-        ignore_patterns: tuple[str, ...] | None = None,
+        ignore_patterns: Sequence[str] | None = None,
     ) -> Path:
+        folder = self._settings.model.download_dir
         fetch = partial(
             fetch_model,
             reference,
@@ -195,7 +196,7 @@ class ModelFetch:
             environ=self._environ,
             load_format=load_format,
             ignore_patterns=ignore_patterns,
-            download_dir=_path(self._settings.model.arguments.get("download_dir")),
+            download_dir=Path(folder) if folder else None,
             on_progress=self._report,
         )
         return await asyncio.to_thread(fetch)
@@ -207,13 +208,3 @@ class ModelFetch:
 
 def _text(value: object) -> str | None:
     return None if value is None else str(value)
-
-
-def _texts(value: object) -> tuple[str, ...] | None:
-    if value is None:
-        return None
-    return tuple(map(str, value)) if isinstance(value, (list, tuple)) else (str(value),)
-
-
-def _path(value: object) -> Path | None:
-    return None if value is None else Path(str(value))

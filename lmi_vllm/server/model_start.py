@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from functools import partial
 
 from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.config.settings import Settings
@@ -104,17 +105,24 @@ class ModelStart:
     ) -> Runtime:
         """Load the adapters and the model's code, then let the engine answer."""
         self._progress.enter(Phase.ADAPTERS)
+        processes = self._context.processes
         if self._code is None:  # a restarted engine finds it loaded
             self._code = await self._load_code(engine, ready)
         if adapters is None:
-            adapters = await self._load_adapters(engine, ready, self._code)
+            adapters = await load_adapters(
+                ready,
+                self._context.environ,
+                engine,
+                load_code=self._code.load_adapter,
+                hooks=partial(self._context.events.adapter_hooks, publish=processes.publish),
+            )
         else:
             await adapters.move_to(engine)
         self._progress.enter(Phase.WARM_UP)
         has_logprobs = ready.arguments.values.get("max_logprobs") != 0
         await warm_up(engine, has_logprobs=has_logprobs)
         await self._code.begin(engine)
-        await self._context.processes.join(engine, ready.translation.profile, adapters)
+        await processes.join(engine, ready.translation.profile, adapters)
         for each in self._around:
             each.after_ready()
         profile = replace(ready.translation.profile, task=engine.task)
@@ -160,18 +168,4 @@ class ModelStart:
         settings, environ = self._settings, self._context.environ
         return await code_loader(settings).load(
             settings, environ, ready.model, ready.translation.profile, engine
-        )
-
-    async def _load_adapters(
-        self, engine: Engine, ready: ReadyFiles, code: ModelCode
-    ) -> AdapterRegistry:
-        return await load_adapters(
-            ready.model,
-            ready.arguments,
-            ready.translation.profile,
-            self._settings,
-            self._context.environ,
-            engine,
-            load_code=code.load_adapter,
-            announce=self._context.events.on_adapters,
         )

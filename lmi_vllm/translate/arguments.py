@@ -216,7 +216,9 @@ def _with_checkpoint_rules(draft: ArgumentDraft) -> Translation:
     if draft.config and isinstance(draft.values.get("quantization"), str):
         draft.warnings += checkpoint_warnings(shape, draft.values)
     arguments = EngineArguments(
-        MappingProxyType(dict(draft.values)), MappingProxyType(dict(draft.origins))
+        MappingProxyType(dict(draft.values)),
+        MappingProxyType(dict(draft.origins)),
+        draft.architectures,
     )
     profile = build_serving_profile(draft.settings, draft.model, arguments)
     return Translation(

@@ -203,9 +203,8 @@ def parsers(draft: ArgumentDraft) -> None:
     if model.enable_auto_tool_choice and model.tool_parser_plugin is None:
         switch, tools = said.enable_auto_tool_choice, said.tool_call_parser
         _check_parser(draft, switch, tools, release.tool_parsers)
-    if model.arguments.get("reasoning_parser_plugin") is not None:  # vLLM's own, no row of ours
-        return
-    if model.enable_reasoning or model.reasoning_parser is not None:
+    has_parser = model.enable_reasoning or model.reasoning_parser is not None
+    if has_parser and model.reasoning_parser_plugin is None:
         _check_parser(
             draft, said.enable_reasoning, said.reasoning_parser, release.reasoning_parsers
         )

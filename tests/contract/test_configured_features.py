@@ -9,8 +9,8 @@ pytest.importorskip("vllm", reason="needs vLLM: make setup installs it")
 
 from vllm.tokenizers.registry import TokenizerRegistry
 
-from lmi_vllm.engine.vllm.configuration import parse_vllm_arguments
 from tests.contract.vllm_configuration import engine_arguments, vllm_configuration
+from tests.support.vllm_namespace import namespace_of
 
 pytestmark = pytest.mark.vllm
 WINDOW = 64
@@ -70,4 +70,4 @@ def test_prefix_caching_and_chunks_are_switches(
 def test_middleware_may_be_several(text: str, expected: list[str], tmp_path: Path) -> None:
     """As the flag may be given several times on vLLM's command line."""
     arguments = engine_arguments(f"option.middleware={text}\n", tmp_path)
-    assert parse_vllm_arguments(arguments.values).middleware == expected
+    assert namespace_of(arguments.values).middleware == expected

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,9 @@ import pytest
 from lmi_vllm.config.options import all_rows
 from lmi_vllm.config.options.row import EffectWord
 from lmi_vllm.config.vllm_schema import coerce, load_release
+from lmi_vllm.errors import ConfigurationError
+from lmi_vllm.messages import EngineArguments
+from tests.support.vllm_namespace import namespace_of
 
 pytestmark = pytest.mark.vllm
 
@@ -70,12 +74,10 @@ def test_booleans_are_vllms_switches(name: str, parser: Any) -> None:
 
 def test_every_switch_reaches_vllm_on_and_off() -> None:
     """Both values of each arrive: no release's way to write `off` is lost, as 0.33's was."""
-    from lmi_vllm.engine.vllm.configuration import parse_vllm_arguments  # noqa: PLC0415 (imports vLLM)
-
     names = [name for name, row in load_release().engine.items() if row.kind == "bool"]
     assert len(names) > 50
     for value in (True, False):
-        parsed = vars(parse_vllm_arguments(dict.fromkeys(names, value)))
+        parsed = vars(namespace_of(dict.fromkeys(names, value)))
         assert {name: parsed[name] for name in names if parsed[name] is not value} == {}
 
 
@@ -92,23 +94,19 @@ CONFIGS = (
 @pytest.mark.parametrize(("name", "text"), [*TEXTS, *CONFIGS])
 def test_value_is_handed_on_as_the_command_line_has_it(name: str, text: str, parser: Any) -> None:
     """Without being written as flags again: what vLLM gets is what its parser makes of the text."""
-    from lmi_vllm.engine.vllm.configuration import parse_vllm_arguments  # noqa: PLC0415 (imports vLLM)
-
     if (name, text) == ("hf_overrides", "module.function"):
         return  # vLLM takes it from the command line, and refuses it later
     flag = f"--{name.replace('_', '-')}"
     argument = load_release().engine[name]
     given = [flag, *text.split(",")] if argument.is_list else [f"{flag}={text}"]
     theirs = getattr(parser.parse_args(given), name)
-    ours = getattr(parse_vllm_arguments({name: coerce(argument, text)}), name)
+    ours = getattr(namespace_of({name: coerce(argument, text)}), name)
     assert repr(ours) == repr(theirs)
 
 
 def test_devices_that_we_choose_arrive_as_numbers() -> None:
     """As flag text a list of them was `[0, 1]`, and its ends no numbers."""
-    from lmi_vllm.engine.vllm.configuration import parse_vllm_arguments  # noqa: PLC0415 (imports vLLM)
-
-    assert parse_vllm_arguments({"device_ids": [0, 1]}).device_ids == [0, 1]
+    assert namespace_of({"device_ids": [0, 1]}).device_ids == [0, 1]
 
 
 def test_every_target_of_the_option_table_is_a_field() -> None:
@@ -117,3 +115,43 @@ def test_every_target_of_the_option_table_is_a_field() -> None:
     for row in all_rows().options:
         if row.effect.word is EffectWord.MAPS_TO:
             assert set(row.effect.targets) <= set(engine), row.name
+
+
+class Counted(Mapping[str, object]):
+    """An argument's value that counts how often it is read."""
+
+    def __init__(self, values: Mapping[str, object]) -> None:
+        self.values_read, self._values = 0, values
+
+    def __getitem__(self, name: str) -> object:
+        self.values_read += 1
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def test_arguments_that_were_checked_are_not_read_again() -> None:
+    """A start reads those that differ: the model's path, and what was added for the machine."""
+    from lmi_vllm.engine.vllm.configuration import VllmArguments  # noqa: PLC0415 (imports vLLM)
+
+    values = {"model": "/fetched", "compilation_config": Counted({"mode": 0}), "seed": 3}
+    checked = VllmArguments.of(EngineArguments({**values, "model": ".", "revision": "main"}))
+    was_read = values["compilation_config"].values_read
+    read = VllmArguments.of(EngineArguments({**values, "max_num_seqs": 7}), checked)
+    assert values["compilation_config"].values_read == was_read > 0
+    assert (read.namespace.model, read.namespace.max_num_seqs) == ("/fetched", 7)
+    assert read.namespace.revision is None, "it is no argument any more"
+    kept, first = read.namespace.compilation_config, checked.namespace.compilation_config
+    assert kept == first
+    assert kept is not first, "vLLM changes its own"
+    with pytest.raises(ConfigurationError, match=r"max_num_seqs .*refuses 'many'"):
+        VllmArguments.of(EngineArguments({**values, "max_num_seqs": "many"}), checked)

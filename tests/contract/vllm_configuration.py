@@ -9,11 +9,12 @@ from typing import Any
 from lmi_vllm.config.load import load_settings
 from lmi_vllm.config.model_source import locate_model
 from lmi_vllm.demo import DEMO_MODEL_DIR
-from lmi_vllm.engine.vllm.configuration import engine_args_from, parse_vllm_arguments
+from lmi_vllm.engine.vllm.configuration import engine_args_from
 from lmi_vllm.errors import ConfigurationError
 from lmi_vllm.messages import EngineArguments
 from lmi_vllm.translate.arguments import translate
 from lmi_vllm.translate.devices import Devices
+from tests.support.vllm_namespace import namespace_of
 
 _PLAIN = "option.dtype=fp32\noption.enforce_eager=true\n"
 
@@ -54,4 +55,4 @@ def translated(lines: str, folder: Path, *, gpus: int = 0) -> EngineArguments:
 
 def vllm_configuration(arguments: EngineArguments) -> Any:
     """The configuration vLLM makes of them."""
-    return engine_args_from(parse_vllm_arguments(arguments.values)).create_engine_config()
+    return engine_args_from(namespace_of(arguments.values)).create_engine_config()

@@ -12,9 +12,9 @@ from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.api_server.routers import register_api_routers
 from vllm.entrypoints.serve.exception_handling.register import init_exception_handler
 
-from lmi_vllm.engine.vllm.configuration import parse_vllm_arguments
 from lmi_vllm.engine.vllm.engine import VllmEngine
 from lmi_vllm.messages import OpenAICall
+from tests.support.vllm_namespace import namespace_of
 
 # What two answers to one request may differ in: times of day.
 _TIMES = re.compile(rb'("(?:created|created_at|completed_at)": ?)[0-9.]+')
@@ -41,7 +41,7 @@ class VllmServer:
         """Return the application that `vllm serve` would run over this engine."""
         llm = engine._llm
         values = {"model": llm.model_config.model, "served_model_name": ["lmi"], **arguments}
-        namespace = parse_vllm_arguments(values)
+        namespace = namespace_of(values)
         tasks = await llm.get_supported_tasks()
         app = FastAPI()
         app.state.args = namespace

@@ -181,3 +181,41 @@ def test_architecture_classes_have_distinct_names() -> None:
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, []).append(path)
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+# The objects of a server, by the names that code has for them.
+OBJECTS = {
+    "service", "registry", "adapters", "telemetry", "hub", "queue", "lifecycle", "events", "engine",
+    "shared", "settings", "profile", "processes",
+}  # fmt: skip
+# What an extra's lifespan may set, and at a moment that no constructor knows.
+SETTABLE = {
+    ("extras/front_ends/group.py", "service.telemetry.series"),
+    ("extras/lora_series/series.py", "service.telemetry.series"),
+    ("extras/traces/start.py", "self._hub.start_span"),
+}
+
+
+def written_from_outside(source: str) -> Iterator[str]:
+    """Yield the fields that are set on an object of a server, but not by itself."""
+    for node in ast.walk(ast.parse(source)):
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        if isinstance(node, ast.AnnAssign):
+            targets = [node.target]
+        for target in targets:
+            for one in target.elts if isinstance(target, ast.Tuple) else (target,):
+                if isinstance(one, ast.Attribute):
+                    owner = ast.unparse(one.value).rpartition(".")[2].lstrip("_")
+                    if owner in OBJECTS:
+                        yield ast.unparse(one)
+
+
+def test_architecture_objects_are_complete_once_made() -> None:
+    """Their constructors take what they need; nothing fills one in later."""
+    found = {
+        (str(path.relative_to(PACKAGE)), target)
+        for path in PACKAGE.rglob("*.py")
+        for target in written_from_outside(path.read_text(encoding="utf-8"))
+    }
+    assert found - SETTABLE == set()
+    assert list(written_from_outside("registry.find = self.look")) == ["registry.find"]

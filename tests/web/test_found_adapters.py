@@ -14,6 +14,7 @@ from lmi_vllm.hooks import Hooks
 from lmi_vllm.messages import HttpRoute, InferenceCall, RouteKind, ServingProfile
 from lmi_vllm.web.request import SERVICE
 from tests.conftest import ServeScripted
+from tests.support.adapter_hooks import hook
 from tests.support.other_replicas import Others
 from tests.support.scripted_application import EchoingApplication
 from tests.web.conftest import call
@@ -30,7 +31,7 @@ class OnDemandFinder:
     def __init__(self, registry: AdapterRegistry) -> None:
         self.asked: list[str] = []
         self._registry = registry
-        registry.find = self
+        hook(registry, find=self)
 
     async def __call__(self, name: str) -> bool:
         """Register it, once."""
@@ -99,7 +100,7 @@ async def test_an_adapter_of_another_replica_is_no_unknown_name(
 ) -> None:
     """However it is named, without anything that finds adapters; never the base model instead."""
     engine.http = application = EchoingApplication(engine, (MESSAGES,))
-    lora.app[SERVICE].runtime.adapters.sharing = Unloaded()
+    hook(lora.app[SERVICE].runtime.adapters, sharing=Unloaded())
     assert (await call(lora, "POST", path, json=body, **options))[0] == 503
     assert [*engine.jobs, *engine.calls, *application.calls] == []
 
@@ -205,7 +206,7 @@ async def test_predict_timeout_applies_while_an_adapter_is_fetched(
     async def find(_: str) -> bool:
         return await asyncio.Event().wait()
 
-    client.app[SERVICE].runtime.adapters.find = find
+    hook(client.app[SERVICE].runtime.adapters, find=find)
     for body in ({"inputs": "x", "adapters": "fr"}, {"inputs": "x", "model": "fr"}):
         status, answer = await call(client, "POST", "/invocations", json=body)
         assert (status, "predict_timeout" in str(answer)) == (500, True)
@@ -217,6 +218,6 @@ async def test_store_that_is_away_is_503(lora: TestClient) -> None:
     async def find(_: str) -> bool:
         raise NotReadyError("away")
 
-    lora.app[SERVICE].runtime.adapters.find = find
+    hook(lora.app[SERVICE].runtime.adapters, find=find)
     payload = {"inputs": "x", "adapters": "fr"}
     assert (await call(lora, "POST", "/invocations", json=payload))[0] == 503

@@ -34,9 +34,18 @@ class Model(Section):
     task: str = option(parse.any_text, computes("runner", "convert"), default="auto",
         values="auto, text-generation, text-embedding, feature-extraction, classify, score, rerank",
         note="What the model is served for. `runner` and `convert` win over it.")
+    runner: str | None = option(parse.as_vllm, maps_to("runner"),
+        values="auto, generate, pooling, draft", note="What kind of model it is run as.")
+    convert: str | None = option(parse.as_vllm, maps_to("convert"),
+        values="auto, none, classify, embed", note="What a model that makes text is turned into.")
     normalize: bool = option(parse.boolean, ours(), default=True, note="L2-normalise embeddings.")
     hf_overrides: object = option(parse.as_vllm, maps_to("hf_overrides"), values="JSON",
         note="Changes to the model's own config.json.")
+    ignore_patterns: list[str] | None = option(parse.as_vllm, maps_to("ignore_patterns"),
+        values="list of globs", note="Files of a hub model that are not fetched, instead of "
+        "original/**/*.")
+    download_dir: str | None = option(parse.as_vllm, maps_to("download_dir"), values="path",
+        note="The hub's cache, where it is not below HF_HOME.")
     low_cpu_mem_usage: str | None = option(parse.any_text,
         warns("vLLM always loads weights without a second copy"))
     # fmt: on

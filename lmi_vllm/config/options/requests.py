@@ -49,6 +49,8 @@ class Chat(Section):
         note="Older switch: checks that reasoning_parser is set and known.")
     reasoning_parser: str | None = option(parse.plain_text, maps_to("reasoning_parser"),
         values="parser name", note="How thinking is separated from the answer.")
+    reasoning_parser_plugin: str | None = option(parse.as_vllm, maps_to("reasoning_parser_plugin"),
+        values="path", note="Python file that registers further reasoning parsers.")
     chat_template: str | None = option(parse.any_text, ours(), values="path or Jinja text",
         note="Replaces the model's own chat template.")
     chat_template_content_format: str = option(parse.one_of("auto", "string", "openai"), ours(),

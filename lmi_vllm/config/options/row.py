@@ -151,8 +151,8 @@ def _rows(section: str, fields: Mapping[str, FieldInfo]) -> Iterator[Option]:
     for attribute, field in fields.items():
         for row in field.metadata:
             if isinstance(row, Option):
-                name = attribute.upper() if section == ENVIRONMENT else attribute
                 title = row.section or section
+                name = attribute.upper() if title == ENVIRONMENT else attribute
                 yield replace(row, name=row.name or name, attribute=attribute, section=title)
 
 

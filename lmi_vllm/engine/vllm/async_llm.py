@@ -12,7 +12,6 @@ import contextlib
 import functools
 import sys
 import time
-from argparse import Namespace
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -25,9 +24,10 @@ from vllm.v1.engine.utils import EngineZmqAddresses, launch_core_engines
 from vllm.v1.executor import Executor
 
 from lmi_vllm.checks.base_model import describe_base
-from lmi_vllm.engine.base import GRAMMAR_SOURCE, CheckGrammar
+from lmi_vllm.engine.base import GRAMMAR_SOURCE, CheckGrammar, EngineClient
 from lmi_vllm.engine.private_folders import PrivateFolder, new_private_folder
 from lmi_vllm.engine.vllm.adapters import EngineAdapters, UsableAdapters
+from lmi_vllm.engine.vllm.configuration import VllmArguments
 from lmi_vllm.engine.vllm.engine_calls import EngineCalls, LoadedAdapter
 from lmi_vllm.engine.vllm.names import (
     LoRARequest,
@@ -42,7 +42,7 @@ from lmi_vllm.engine.vllm.workarounds.not_finite import REASON, is_marked_not_fi
 from lmi_vllm.engine.vllm.workarounds.parsers import check_reasoning
 from lmi_vllm.engine.vllm.workarounds.zero_adapter import load_zero_adapter
 from lmi_vllm.errors import LmiError
-from lmi_vllm.messages import EngineArguments, EngineClient, ServingProfile
+from lmi_vllm.messages import ServingProfile
 from lmi_vllm.telemetry.records import current_record
 
 KILL_POLL_SECONDS: Final = 0.01
@@ -52,9 +52,8 @@ KILL_POLL_SECONDS: Final = 0.01
 class EngineSetup:
     """What an engine is started or joined with."""
 
-    arguments: EngineArguments
-    namespace: Namespace  # vLLM's reading of them
-    config: Any  # vLLM's configuration, which it makes of that
+    arguments: VllmArguments
+    config: Any  # vLLM's configuration, which it makes of them
     profile: ServingProfile
     thread: ThreadPoolExecutor  # its one thread is the parent of the engine's processes
     is_cpu: bool
@@ -78,8 +77,8 @@ class GuardedAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
         super().__init__(
             setup.config,
             Executor.get_class(setup.config),
-            log_stats=not setup.namespace.disable_log_stats,
-            log_requests=setup.namespace.enable_log_requests,
+            log_stats=not setup.arguments.namespace.disable_log_stats,
+            log_requests=setup.arguments.namespace.enable_log_requests,
             **client,
         )
         self.setup = setup
@@ -310,7 +309,10 @@ def _launched(
         inputs=[client.input_address for client in clients],
         outputs=[client.output_address for client in clients],
     )
-    executor, log_stats = Executor.get_class(setup.config), not setup.namespace.disable_log_stats
+    executor, log_stats = (
+        Executor.get_class(setup.config),
+        not setup.arguments.namespace.disable_log_stats,
+    )
     with launch_core_engines(setup.config, executor, log_stats, addresses) as launch:
         for part in (launch.engine_manager, launch.coordinator):
             if part is not None:

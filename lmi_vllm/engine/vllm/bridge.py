@@ -102,11 +102,14 @@ class Bridge:
 
         Keys and allowed origins are not passed on: this server checks them before.
         """
-        namespace.served_model_name = list(profile.served_names)
-        namespace.enable_auto_tool_choice = profile.enable_auto_tool_choice
-        namespace.tool_call_parser = profile.tool_call_parser
-        namespace.chat_template = profile.chat_template
-        namespace.chat_template_content_format = profile.chat_template_content_format
+        served = {
+            "served_model_name": list(profile.served_names),
+            "enable_auto_tool_choice": profile.enable_auto_tool_choice,
+            "tool_call_parser": profile.tool_call_parser,
+            "chat_template": profile.chat_template,
+            "chat_template_content_format": profile.chat_template_content_format,
+        }
+        namespace = Namespace(**{**vars(namespace), **served})
         for plugin in (profile.tool_parser_plugin, namespace.reasoning_parser_plugin):
             if plugin and import_plugin(plugin) is None:  # it registers parsers by their names
                 raise EngineStartError(f"the parsers of {plugin} cannot be imported: see the log")

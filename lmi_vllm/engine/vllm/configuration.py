@@ -5,13 +5,14 @@ only in the engine's process, after the download, and without a remedy.
 """
 
 import contextlib
+import copy
 import logging
 import os
 from argparse import Namespace
 from collections.abc import Mapping
-from dataclasses import is_dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from enum import EnumMeta
-from typing import Any, Final, get_args, get_type_hints
+from typing import Any, Final, Self, get_args, get_type_hints
 
 import psutil
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -31,7 +32,7 @@ from lmi_vllm.engine.vllm.workarounds import CPU_WORKER, Scope
 from lmi_vllm.engine.vllm.workarounds.ignored_modules import inspect_adapters
 from lmi_vllm.engine.vllm.workarounds.not_finite import end_not_finite
 from lmi_vllm.errors import ConfigurationError, EngineStartError
-from lmi_vllm.messages import DEFAULT_ORIGIN, EngineArguments, Origin
+from lmi_vllm.messages import EngineArguments
 
 try:  # 0.33 moved it; the old path is the one of 0.32
     from vllm.entrypoints.common.cli_args import FrontendArgs, make_arg_parser
@@ -49,31 +50,40 @@ _OTHERWISE: Final = "Without Ray: mp on one machine, DJL_CLUSTER_SIZE for severa
 _LAX: Final = ConfigDict(arbitrary_types_allowed=True)  # torch.dtype is one
 
 
-def parse_vllm_arguments(
-    values: Mapping[str, object], origins: Mapping[str, Origin] | None = None
-) -> Namespace:
-    """Return the namespace of `vllm serve` for `values`; `origins` are named in errors.
+@dataclass(frozen=True, slots=True)
+class VllmArguments:
+    """Arguments, and the namespace of `vllm serve` for them."""
 
-    Raises:
-        ConfigurationError: one problem per value that vLLM's own types refuse.
-    """
-    written = vars(quantization)  # of a type that is written as text
-    types = get_type_hints(FrontendArgs) | get_type_hints(AsyncEngineArgs, localns=written)
-    typed, problems = {}, []
-    for name, value in values.items():
-        shown = f"{name} ({(origins or {}).get(name, DEFAULT_ORIGIN)})"
-        if name not in types:
-            problems.append(f"{shown}: the installed vLLM has no such engine argument")
-        elif value is not None:
-            try:
-                typed[name] = _typed(types[name], value)
-            except ValidationError as error:
-                reasons = "; ".join(one["msg"] for one in error.errors())
-                problems.append(f"{shown}: vLLM refuses {value!r}: {reasons}")
-    if problems:
-        raise ConfigurationError(problems)
-    defaults = make_arg_parser(FlexibleArgumentParser(add_help=False)).parse_args([])
-    return Namespace(**{**vars(defaults), **typed})
+    given: EngineArguments
+    namespace: Namespace
+
+    @classmethod
+    def of(cls, arguments: EngineArguments, checked: Self | None = None) -> Self:
+        """These arguments; those that were `checked` are not read again.
+
+        Raises:
+            ConfigurationError: one problem per value that vLLM's own types refuse.
+        """
+        written = vars(quantization)  # of a type that is written as text
+        types = get_type_hints(FrontendArgs) | get_type_hints(AsyncEngineArgs, localns=written)
+        known = {} if checked is None else checked.given.values
+        typed, problems = {}, []
+        for name, value in arguments.values.items():
+            shown = f"{name} ({arguments.origin_of(name)})"
+            if name not in types:
+                problems.append(f"{shown}: the installed vLLM has no such engine argument")
+            elif checked is not None and name in known and known[name] == value:
+                typed[name] = copy.deepcopy(getattr(checked.namespace, name))  # vLLM changes some
+            elif value is not None:
+                try:
+                    typed[name] = _typed(types[name], value)
+                except ValidationError as error:
+                    reasons = "; ".join(one["msg"] for one in error.errors())
+                    problems.append(f"{shown}: vLLM refuses {value!r}: {reasons}")
+        if problems:
+            raise ConfigurationError(problems)
+        defaults = make_arg_parser(FlexibleArgumentParser(add_help=False)).parse_args([])
+        return cls(arguments, Namespace(**{**vars(defaults), **typed}))
 
 
 def _typed(kind: Any, value: object) -> Any:

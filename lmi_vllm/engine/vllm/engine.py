@@ -19,13 +19,18 @@ from lmi_vllm.engine.base import (
     ActiveAdapters,
     DirectChunks,
     DirectEvents,
+    EngineClient,
     OtherClients,
     start_error,
 )
 from lmi_vllm.engine.vllm.adapters import EngineAdapters
 from lmi_vllm.engine.vllm.async_llm import GuardedAsyncLLM, LeadingAsyncLLM
 from lmi_vllm.engine.vllm.bridge import Bridge
-from lmi_vllm.engine.vllm.configuration import cache_environment, release_environment
+from lmi_vllm.engine.vllm.configuration import (
+    VllmArguments,
+    cache_environment,
+    release_environment,
+)
 from lmi_vllm.engine.vllm.engine_calls import LoadedAdapter
 from lmi_vllm.engine.vllm.jobs import JobRunner, PromptTokenizer
 from lmi_vllm.engine.vllm.names import our_errors
@@ -38,7 +43,6 @@ from lmi_vllm.errors import EngineDeadError, LmiError
 from lmi_vllm.messages import (
     AdapterRef,
     EngineArguments,
-    EngineClient,
     GenerationChunk,
     GenerationJob,
     OpenAICall,
@@ -58,21 +62,22 @@ async def start_vllm_engine(
     profile: ServingProfile,
     thread: ThreadPoolExecutor,
     clients: tuple[EngineClient, ...] = (),
+    checked: VllmArguments | None = None,
 ) -> "VllmEngine":
     """Start vLLM and everything that request handling needs of it.
 
     `thread` must outlive the engine: its one thread is the parent of the engine's processes. Other
-    processes may join it as all `clients` but the first.
+    processes may join it as all `clients` but the first. What was `checked` is not read again.
 
     Raises:
         ConfigurationError: the installed vLLM refuses an argument.
         EngineStartError: the engine did not come up.
     """
-    llm = await start_vllm(arguments, profile, thread, clients)
+    llm = await start_vllm(arguments, profile, thread, clients, checked)
     async with ended_unless_ready(llm):
         await llm.keep_base_rows_apart()
         bridge, task = await prepared(llm)
-        return VllmEngine(llm, bridge, task)
+        return VllmEngine(llm, bridge, task, clients)
 
 
 @contextlib.asynccontextmanager
@@ -93,7 +98,7 @@ async def prepared(llm: GuardedAsyncLLM) -> tuple[Bridge, str]:
     profile = llm.setup.profile
     guard_media(profile.media)
     guard_lengths(llm.renderer, profile.limits.max_tokenize_length)
-    bridge = await Bridge.create(llm, llm.setup.namespace, profile)
+    bridge = await Bridge.create(llm, llm.setup.arguments.namespace, profile)
     cache_environment()
     tasks = await llm.get_supported_tasks()
     for task in ("generate", "transcription"):
@@ -105,12 +110,14 @@ async def prepared(llm: GuardedAsyncLLM) -> tuple[Bridge, str]:
 class VllmClient:
     """A client of a running vLLM, started here or elsewhere; implements most of `Engine`."""
 
-    def __init__(self, llm: GuardedAsyncLLM, bridge: Bridge, task: str) -> None:
+    def __init__(
+        self, llm: GuardedAsyncLLM, bridge: Bridge, task: str, others: OtherClients | None = None
+    ) -> None:
         self.max_model_len = int(llm.model_config.max_model_len)
         self.task = task  # what vLLM made of the model
         self.tokenizer: Any = llm.renderer.tokenizer  # not safe to share with a thread
-        self.arguments = llm.setup.arguments  # as it was started
-        self.others = OtherClients()
+        self.arguments = llm.setup.arguments.given  # as it was started
+        self._others = others or OtherClients()
         self._llm = llm
         self.http = bridge
         self._openai = VllmOpenAI(bridge, llm.output_processor)
@@ -132,18 +139,18 @@ class VllmClient:
     def running_requests(self) -> int:
         """Number of requests in the engine, and of calls such as loading an adapter."""
         own = int(self._llm.get_num_unfinished_requests()) + self._llm.calls.running
-        return own + self.others.running_requests
+        return own + self._others.running_requests
 
     @property
     def progress(self) -> int:
         """Number of steps whose outputs have arrived, and of answered calls."""
         own = self._llm.output_processor.steps + self._llm.calls.answered
-        return own + self.others.steps
+        return own + self._others.steps
 
     @property
     def not_finite(self) -> int:
         """Number of requests to the base model whose numbers were not finite."""
-        return int(self._llm.output_processor.not_finite) + self.others.not_finite
+        return int(self._llm.output_processor.not_finite) + self._others.not_finite
 
     def generate(
         self, job: GenerationJob, direct: DirectChunks | None = None
@@ -207,8 +214,10 @@ class VllmClient:
 class VllmEngine(VllmClient):
     """The real engine, in processes that were started here."""
 
-    def __init__(self, llm: LeadingAsyncLLM, bridge: Bridge, task: str) -> None:
-        super().__init__(llm, bridge, task)
+    def __init__(
+        self, llm: LeadingAsyncLLM, bridge: Bridge, task: str, clients: tuple[EngineClient, ...]
+    ) -> None:
+        super().__init__(llm, bridge, task, clients[0].others if clients else None)
         self.adapters: EngineAdapters = llm.adapters
 
     @property

@@ -5,14 +5,17 @@ import ctypes
 from collections.abc import MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from lmi_vllm.engine.base import Engine
+from lmi_vllm.engine.base import Engine, EngineClient
 from lmi_vllm.engine.factory import imports_without_collections
 from lmi_vllm.engine.vllm.processes import LOG_FORMAT_VARIABLE, end_children, new_engine_thread
 from lmi_vllm.engine.vllm.workarounds.companions import hide_unfit_companions
 from lmi_vllm.errors import EngineStartError
-from lmi_vllm.messages import EngineArguments, EngineClient, ServingProfile
+from lmi_vllm.messages import EngineArguments, ServingProfile
+
+if TYPE_CHECKING:
+    from lmi_vllm.engine.vllm.configuration import VllmArguments
 
 NUMA: Final = "libnuma.so.1"
 
@@ -37,13 +40,13 @@ def check_libraries() -> None:
         ) from error
 
 
-def import_vllm(arguments: EngineArguments) -> None:
-    """Import the engine and check its arguments now, not after the download."""
+def import_vllm(arguments: EngineArguments) -> "VllmArguments":
+    """Import the engine and check its arguments now, not after the download; return those."""
     check_libraries()
     with imports_without_collections():
         hide_unfit_companions()
         from lmi_vllm.engine.vllm.start import check_arguments
-    check_arguments(arguments)
+    return check_arguments(arguments)
 
 
 def import_failure(error: ImportError) -> EngineStartError:
@@ -63,6 +66,7 @@ class VllmFactory:
         self._exports = exports
         self._log_format = log_format
         self._thread: ThreadPoolExecutor | None = None  # of the next engine, not of a running one
+        self._checked: VllmArguments | None = None
 
     def kind(self, arguments: EngineArguments) -> str:
         """Return vLLM's name."""
@@ -73,7 +77,9 @@ class VllmFactory:
         self._set_environment()
         loop = asyncio.get_running_loop()
         try:
-            await loop.run_in_executor(self._engine_thread(), import_vllm, arguments)
+            self._checked = await loop.run_in_executor(
+                self._engine_thread(), import_vllm, arguments
+            )
         except ImportError as error:
             raise import_failure(error) from error
 
@@ -87,7 +93,7 @@ class VllmFactory:
         from lmi_vllm.engine.vllm.engine import start_vllm_engine
 
         thread, self._thread = self._engine_thread(), None  # from here on the engine owns it
-        return await start_vllm_engine(arguments, profile, thread, clients)
+        return await start_vllm_engine(arguments, profile, thread, clients, self._checked)
 
     def abandon(self) -> None:
         """Kill what has been forked; see `EngineFactory.abandon`."""

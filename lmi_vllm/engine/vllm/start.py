@@ -7,19 +7,20 @@ import os
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from lmi_vllm.engine.base import lacks_memory, start_error
+from lmi_vllm.engine.base import EngineClient, lacks_memory, start_error
 from lmi_vllm.engine.private_folders import PrivateFolder, new_private_folder
 from lmi_vllm.engine.vllm.async_llm import EngineSetup, LeadingAsyncLLM
 from lmi_vllm.engine.vllm.configuration import (
+    VllmArguments,
     adjusted_for_cpu,
     engine_args_from,
     engine_config,
     headless_workers,
-    parse_vllm_arguments,
     ray_problems,
     runs_on_cpu,
     worked_around,
@@ -34,7 +35,7 @@ from lmi_vllm.engine.vllm.processes import (
 from lmi_vllm.engine.vllm.workarounds import Scope
 from lmi_vllm.engine.vllm.workarounds.not_finite import NOT_FINITE_COUNT
 from lmi_vllm.errors import ConfigurationError, EngineStartError
-from lmi_vllm.messages import EngineArguments, EngineClient, ServingProfile
+from lmi_vllm.messages import EngineArguments, ServingProfile
 
 logger = logging.getLogger(__name__)
 
@@ -51,8 +52,8 @@ NO_TORCHVISION_MARKS: Final = (
 )
 
 
-def check_arguments(arguments: EngineArguments) -> None:
-    """Check that the installed vLLM accepts every argument; called during the download.
+def check_arguments(arguments: EngineArguments) -> VllmArguments:
+    """Return the arguments as the installed vLLM accepts them; called during the download.
 
     Raises:
         ConfigurationError: it does not (vLLM's message, with the argument and its origin), or Ray
@@ -61,11 +62,13 @@ def check_arguments(arguments: EngineArguments) -> None:
     try:
         # Any existing folder stands for the model, which may not be fetched yet.
         values = {**arguments.values, "model": os.curdir}
-        engine_args_from(parse_vllm_arguments(values, arguments.origins))
+        read = VllmArguments.of(replace(arguments, values=values))
+        engine_args_from(read.namespace)
     except (ValueError, TypeError) as error:
         raise ConfigurationError([_with_argument(f"vLLM: {error}", arguments)]) from error
     if problems := ray_problems(arguments):
         raise ConfigurationError(problems)
+    return read
 
 
 async def start_vllm(
@@ -73,16 +76,17 @@ async def start_vllm(
     profile: ServingProfile,
     thread: ThreadPoolExecutor,
     clients: tuple[EngineClient, ...] = (),
+    checked: VllmArguments | None = None,
 ) -> LeadingAsyncLLM:
     """Start an engine on `thread`; the event loop stays free meanwhile.
 
-    Each of `clients` but the first can be another process.
+    Each of `clients` but the first can be another process. What was `checked` is not read again.
 
     Raises:
         ConfigurationError: the installed vLLM refuses an argument.
         EngineStartError: the engine did not come up; the text is the root cause.
     """
-    start = partial(_start, arguments, profile, thread, clients)
+    start = partial(_start, arguments, profile, thread, clients, checked)
     return await asyncio.get_running_loop().run_in_executor(thread, start)
 
 
@@ -90,7 +94,7 @@ def start_headless_workers(arguments: EngineArguments, *, is_cpu: bool) -> Any:
     """Start the workers of a node without an engine core; return what watches them."""
     if is_cpu:
         arguments = adjusted_for_cpu(arguments)
-    namespace = parse_vllm_arguments(arguments.values, arguments.origins)
+    namespace = VllmArguments.of(arguments).namespace
     config = engine_config(namespace, 1, 0, is_cpu=is_cpu, headless=True)
     _choose_start_method(is_cpu=is_cpu)
     return headless_workers(config)
@@ -101,15 +105,16 @@ def _start(
     profile: ServingProfile,
     thread: ThreadPoolExecutor,
     clients: tuple[EngineClient, ...],
+    checked: VllmArguments | None,
 ) -> LeadingAsyncLLM:
     with starting(arguments) as is_cpu:
         if is_cpu:
             arguments = adjusted_for_cpu(arguments)
-        namespace = parse_vllm_arguments(arguments.values, arguments.origins)
-        config = engine_config(namespace, len(clients) or 1, 0, is_cpu=is_cpu)
+        read = VllmArguments.of(arguments, checked)
+        config = engine_config(read.namespace, len(clients) or 1, 0, is_cpu=is_cpu)
         _choose_start_method(is_cpu=is_cpu)
         own_length = config.model_config.max_model_len
-        setup = EngineSetup(arguments, namespace, config, profile, thread, is_cpu)
+        setup = EngineSetup(read, config, profile, thread, is_cpu)
         with _sockets() as sockets:
             llm = LeadingAsyncLLM(setup, clients, sockets)
     if (fitted := config.model_config.max_model_len) < own_length:

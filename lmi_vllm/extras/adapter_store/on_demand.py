@@ -100,7 +100,7 @@ class OnDemandAdapters:
     async def _find_new(self, name: str) -> bool:
         await self._cache.wait_evicted(name)
         if name not in self._tasks and (cached := self._cache.by_name.pop(name, None)) is not None:
-            if self._registry.sharing is None:  # else the replicas agree on what is removed
+            if self._registry.hooks.sharing is None:  # else the replicas agree on what is removed
                 self._negative.remove(name)
             await self._cache.forget(cached.key)
         if self._is_absent(name):
@@ -240,7 +240,7 @@ class OnDemandAdapters:
         await self._cache.forget(cached.key)
 
     def _is_removed(self, name: str) -> bool:
-        sharing = self._registry.sharing
+        sharing = self._registry.hooks.sharing
         return sharing is not None and sharing.is_removed(name)
 
     def _is_absent(self, name: str) -> bool:

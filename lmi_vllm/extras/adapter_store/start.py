@@ -5,6 +5,7 @@ import logging
 from collections.abc import AsyncIterator, Mapping
 from typing import Final
 
+from lmi_vllm.adapters.hooks import AdapterHooks
 from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.adapters.source import AdapterSources
 from lmi_vllm.config.secrets import mask_urls
@@ -48,8 +49,10 @@ class ColdRequests:
 class OnDemandFinder:
     """Lets the registry of each model find adapters in the store of the settings."""
 
-    def __init__(self, service: InferenceService, environ: Mapping[str, str]) -> None:
-        self.settings = AdapterStoreSettings()
+    def __init__(
+        self, service: InferenceService, environ: Mapping[str, str], settings: Settings
+    ) -> None:
+        self.settings = settings.extra(AdapterStoreSettings)
         self.cold = ColdRequests()
         self._service = service
         self._environ = environ
@@ -59,14 +62,13 @@ class OnDemandFinder:
         """Use these settings from the next model on."""
         self.settings = settings.extra(AdapterStoreSettings)
 
-    async def attach(self, registry: AdapterRegistry, sources: AdapterSources | None) -> None:
-        """Set the registry's `find`; in a further process it forwards to the first one."""
+    def hooks(self, registry: AdapterRegistry, sources: AdapterSources | None) -> AdapterHooks:
+        """Return a `find` for the registry; in a further process it forwards to the first one."""
         self.close()
         if not (location := self.settings.adapter_store):
-            return
+            return AdapterHooks()
         if sources is None:
-            registry.find = self._forwarded_find(registry)
-            return
+            return AdapterHooks(ForwardedFind(registry, self.cold))
         max_bytes = int(self.settings.adapter_store_cache_gb * GIB)
         files = self._running.enter_context(locked_files(location, self._environ, max_bytes))
         on_demand = OnDemandAdapters(
@@ -88,15 +90,12 @@ class OnDemandFinder:
                 self.cold.note()
             return is_known
 
-        registry.find = find
         logger.info("adapters that no call has registered come from %s", mask_urls(location))
+        return AdapterHooks(find)
 
     def close(self) -> None:
         """Stop looking for adapters of a model, and unlock its files."""
         self._running.close()
-
-    def _forwarded_find(self, registry: AdapterRegistry) -> "ForwardedFind":
-        return ForwardedFind(registry, self.cold)
 
 
 class ForwardedFind:
@@ -130,10 +129,9 @@ async def finding_adapters(
     events: ServerEvents,
 ) -> AsyncIterator[None]:
     """Find adapters as the settings of each model ask for it, while the body runs."""
-    finder = OnDemandFinder(service, environ)
-    finder.settings = settings.extra(AdapterStoreSettings)
+    finder = OnDemandFinder(service, environ, settings)
     events.on_plan.append(finder.use_settings)
-    events.on_adapters.append(finder.attach)
+    events.on_adapters.append(finder.hooks)
     service.telemetry.observers.append(finder.cold.observe)
     yield
     finder.close()

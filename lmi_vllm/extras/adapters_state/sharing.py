@@ -285,7 +285,7 @@ class ReplicaAdapters:
             if not self._wanted.pending:
                 return
             changes = dict(self._wanted.pending)
-            has_store = self._registry.find is not None
+            has_store = self._registry.hooks.find is not None
             new = self._wanted.shared.with_changes(changes, is_removal_kept=has_store)
             try:
                 await self._in_pool(self._state.write, new)

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Final
 
+from lmi_vllm.adapters.hooks import AdapterHooks
 from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.adapters.source import AdapterSources
 from lmi_vllm.config.settings import Settings
@@ -22,7 +23,6 @@ from lmi_vllm.extras.adapters_state.sharing import ReplicaAdapters
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import EngineArguments
 from lmi_vllm.server.context import ServerEvents
-from lmi_vllm.sources.base import Store
 from lmi_vllm.sources.local import is_url, without_file_scheme
 from lmi_vllm.sources.table import store_of
 from lmi_vllm.telemetry.metrics import STATE_AGE_SECONDS, STATE_MISSING
@@ -50,45 +50,46 @@ class Replica:
         """Go by these settings from the next model on."""
         self._settings = settings
 
-    async def keep(self, registry: AdapterRegistry, sources: AdapterSources | None) -> None:
-        """Restore the kept adapters into the registry; the first process does so for all.
+    def keep(self, registry: AdapterRegistry, sources: AdapterSources | None) -> AdapterHooks:
+        """Return what keeps and restores the registry's adapters; in the first process for all.
 
-        Raises:
-            ModelSourceError: the file or object cannot be read.
+        It begins with ModelSourceError where the file or object cannot be read.
         """
-        await self.close()
         place = self._settings.extra(AdaptersStateSettings).adapters_state or ""
-        if not place:
-            return
-        store = store_of(place)
-        if sources is None:
-            if store is not None and registry.find is None:
-                registry.find = functools.partial(_ask_first_process, registry)
-        elif store is not None:
-            await self._share(registry, place, store)
-        elif not is_url(place):
-            state_file = AdapterStateFile(Path(without_file_scheme(place)))
-            registry.on_change = state_file.keep
-            await state_file.restore(registry)
+        store = store_of(place) if place else None
+        if sources is None:  # a find of the adapter store asks the first process, too
+            find = functools.partial(_ask_first_process, registry) if store is not None else None
+            return AdapterHooks(find, begin=(self.close,))
+        if store is not None:
+            folder, _, name = place.rpartition("/")
+            objects = store.make_store(f"{folder}/", self._environ)
+            return self._share(registry, StateObject(objects, name, replica_name()))
+        if not place or is_url(place):
+            return AdapterHooks(begin=(self.close,))
+        state_file = AdapterStateFile(Path(without_file_scheme(place)))
+        restore = functools.partial(state_file.restore, registry)
+        return AdapterHooks(on_change=state_file.keep, begin=(self.close, restore))
 
-    async def _share(self, registry: AdapterRegistry, place: str, store: Store) -> None:
-        folder, _, name = place.rpartition("/")
-        state = StateObject(store.make_store(f"{folder}/", self._environ), name, replica_name())
+    def _share(self, registry: AdapterRegistry, state: StateObject) -> AdapterHooks:
         state_settings = self._settings.extra(AdaptersStateSettings)
-        self._shared = shared = ReplicaAdapters(
+        shared = ReplicaAdapters(
             registry,
             state,
             state_settings.adapters_state_refresh_seconds,
             lambda: self._service.profile.predict_timeout,
         )
-        registry.sharing = shared
         late_seconds = (
             MAX_MISSED_PERIODS * state_settings.adapters_state_refresh_seconds + WATCH_SECONDS
         )
-        self._tasks = [asyncio.create_task(self._watch(shared, late_seconds))]
-        await shared.begin()
-        logger.info("adapters are shared over %s, as %s", state.place, state.replica)
-        self._tasks.append(asyncio.create_task(shared.run()))
+
+        async def begin() -> None:
+            self._shared = shared
+            self._tasks = [asyncio.create_task(self._watch(shared, late_seconds))]
+            await shared.begin()
+            logger.info("adapters are shared over %s, as %s", state.place, state.replica)
+            self._tasks.append(asyncio.create_task(shared.run()))
+
+        return AdapterHooks(sharing=shared, begin=(self.close, begin))
 
     async def close(self) -> None:
         """Stop synchronizing the adapters of a model."""

@@ -18,10 +18,11 @@ from typing import Any, Final
 from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.config.listen import ListenAddress
 from lmi_vllm.config.settings import Settings
+from lmi_vllm.engine.base import EngineClient
 from lmi_vllm.engine.vllm.engine_calls import LoadedAdapter
 from lmi_vllm.errors import Fault, LmiError, NotReadyError
 from lmi_vllm.inference.lifecycle import State
-from lmi_vllm.messages import EngineArguments, EngineClient, ServingProfile
+from lmi_vllm.messages import EngineArguments, ServingProfile
 
 _LENGTH: Final = struct.Struct("!I")
 

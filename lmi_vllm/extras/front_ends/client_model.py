@@ -28,6 +28,7 @@ from lmi_vllm.server.context import ServerEvents
 from lmi_vllm.server.warm_up import warm_up
 
 if TYPE_CHECKING:
+    from lmi_vllm.engine.vllm.configuration import VllmArguments
     from lmi_vllm.extras.front_ends.joined import JoinedEngine
 
 
@@ -53,12 +54,13 @@ class ClientModel:
         self._engine_lock = asyncio.Lock()
         self._list_lock = asyncio.Lock()
         self._engine: JoinedEngine | None = None
+        self._checked: VllmArguments | None = None
         self._adapters: MirroredAdapters | None = None
 
     async def load(self, arguments: EngineArguments) -> None:
         """Import vLLM, while the first process starts the engine."""
         load = partial(import_vllm, arguments)
-        await asyncio.get_running_loop().run_in_executor(self._thread, load)
+        self._checked = await asyncio.get_running_loop().run_in_executor(self._thread, load)
 
     async def join(self, message: JoinEngine, *, is_first: bool) -> None:
         """Join the engine and run a warm-up request on it.
@@ -116,10 +118,9 @@ class ClientModel:
 
         self._thread = self._thread or new_engine_thread()
         self._engine = engine = await join_vllm_engine(
-            message.arguments,
-            message.profile,
+            message,
+            self._checked,
             self._thread,
-            message.client,
             self._first,
             lambda request: self._channel.send(RequestStarted(request)),
         )
@@ -136,9 +137,10 @@ class ClientModel:
             self._first.load,
             is_enabled=profile.enable_lora,
             reserved_names=profile.served_names,
+            hooks=partial(self._events.adapter_hooks, sources=None),
         )
-        for callback in self._events.on_adapters:
-            await callback(self._adapters, None)
+        for begin in self._adapters.hooks.begin:
+            await begin()
         service.attach(Runtime(engine, profile, self._adapters))
 
 

@@ -4,26 +4,25 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Collection, Iterable
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.adapters.registry import MAX_FINDS, AdapterRegistry, evicted
-from lmi_vllm.engine.base import Engine, OtherClients
+from lmi_vllm.engine.base import Engine, EngineClient
 from lmi_vllm.engine.vllm.engine_calls import LoadedAdapter
 from lmi_vllm.errors import EngineDeadError, UnknownAdapterError
 from lmi_vllm.extras.front_ends.channel import FailureCounted, StateChanged, TelemetryLine
 from lmi_vllm.extras.front_ends.shared_counters import SharedCounters
 from lmi_vllm.inference.service import InferenceService
-from lmi_vllm.messages import EngineArguments, EngineClient
+from lmi_vllm.messages import EngineArguments
 
 logger = logging.getLogger(__name__)
 
 
 class SharedEngine(Engine, Protocol):
     """An engine that has clients in other processes."""
-
-    others: OtherClients
 
     @property
     def arguments(self) -> EngineArguments:
@@ -75,7 +74,8 @@ class EngineClients:
             )
             for index in range(self.rows)
         )
-        return self._clients
+        first, *rest = self._clients
+        return replace(first, others=self.counters.row(0)), *rest
 
     @property
     def is_exhausted(self) -> bool:

@@ -18,7 +18,7 @@ from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.config.listen import ListenAddress
 from lmi_vllm.config.settings import Settings
-from lmi_vllm.engine.base import Engine, start_error
+from lmi_vllm.engine.base import Engine, EngineClient, start_error
 from lmi_vllm.engine.private_folders import new_private_folder
 from lmi_vllm.extras.front_ends.channel import (
     CancelRequests,
@@ -32,7 +32,7 @@ from lmi_vllm.extras.front_ends.handle import FrontEnd, ProcessEndedError
 from lmi_vllm.extras.front_ends.series import remove_files, series_of_all
 from lmi_vllm.extras.front_ends.shared_counters import SharedCounters
 from lmi_vllm.inference.service import InferenceService
-from lmi_vllm.messages import EngineArguments, EngineClient, ServingProfile
+from lmi_vllm.messages import EngineArguments, ServingProfile
 from lmi_vllm.server.context import ProcessGroup
 
 logger = logging.getLogger(__name__)
@@ -109,8 +109,6 @@ class FrontEndGroup(ProcessGroup):
         # Settings that give a model to another engine than vLLM are refused with these processes.
         shared = cast(SharedEngine, engine)
         self._first.use(shared, adapters)
-        shared.others = self._clients.counters.row(0)
-        adapters.publish = self._publish
         self._start_missing()
         self._join_message = JoinEngine(
             settings=self._settings,
@@ -205,7 +203,7 @@ class FrontEndGroup(ProcessGroup):
         await process.send_adapters(self._first.adapters, engine.shared_adapters, 0.0)
         process.is_serving.set()
 
-    async def _publish(self, adapters: Collection[Adapter], timeout_seconds: float) -> None:
+    async def publish(self, adapters: Collection[Adapter], timeout_seconds: float) -> None:
         """Send every process this list to route by; one that does not reply is killed."""
         if (engine := self._first.engine) is None:
             return

@@ -8,21 +8,17 @@ from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Protocol
 
-from lmi_vllm.engine.base import start_error
+from lmi_vllm.engine.base import EngineClient, start_error
 from lmi_vllm.engine.vllm.adapters import BASE_ADAPTER_ID, BASE_ADAPTER_NAME
 from lmi_vllm.engine.vllm.async_llm import EngineSetup, GuardedAsyncLLM, client_of
 from lmi_vllm.engine.vllm.bridge import Bridge
-from lmi_vllm.engine.vllm.configuration import engine_config, parse_vllm_arguments, runs_on_cpu
+from lmi_vllm.engine.vllm.configuration import VllmArguments, engine_config, runs_on_cpu
 from lmi_vllm.engine.vllm.engine import VllmClient, ended_unless_ready, prepared
 from lmi_vllm.engine.vllm.engine_calls import LoadedAdapter
 from lmi_vllm.engine.vllm.processes import adopt_forked_engines, claim_children
 from lmi_vllm.errors import AdapterRefusedError
-from lmi_vllm.messages import (
-    AdapterRef,
-    EngineArguments,
-    EngineClient,
-    ServingProfile,
-)
+from lmi_vllm.extras.front_ends.channel import JoinEngine
+from lmi_vllm.messages import AdapterRef
 
 Report = Callable[[str], None]  # of a request, by its id in the engine
 
@@ -132,21 +128,21 @@ class JoinedEngine(VllmClient):
 
 
 async def join_vllm_engine(
-    arguments: EngineArguments,
-    profile: ServingProfile,
+    message: JoinEngine,
+    checked: VllmArguments | None,
     thread: ThreadPoolExecutor,
-    client: EngineClient,
     shared: SharedState,
     began: Report,
 ) -> JoinedEngine:
     """Return a client of another process's engine; `shared` decides about adapters for all clients.
 
-    `began` is called for each request before the engine has it, with its id there.
+    `began` is called for each request before the engine has it, with its id there. Arguments that
+    were `checked` are not read again.
 
     Raises:
         EngineStartError: the engine could not be joined; the text is the root cause.
     """
-    join = partial(_join, arguments, profile, thread, client, shared, began)
+    join = partial(_join, message, checked, thread, shared, began)
     try:
         llm = await asyncio.get_running_loop().run_in_executor(thread, join)
     except Exception as error:
@@ -158,18 +154,17 @@ async def join_vllm_engine(
 
 
 def _join(
-    arguments: EngineArguments,
-    profile: ServingProfile,
+    message: JoinEngine,
+    checked: VllmArguments | None,
     thread: ThreadPoolExecutor,
-    client: EngineClient,
     shared: SharedState,
     began: Report,
 ) -> ClientAsyncLLM:
     claim_children()  # those that try grammars
-    is_cpu = runs_on_cpu()
-    namespace = parse_vllm_arguments(arguments.values, arguments.origins)
-    config = engine_config(namespace, client.count, client.index, is_cpu=is_cpu)
+    is_cpu, client = runs_on_cpu(), message.client
+    read = VllmArguments.of(message.arguments, checked)
+    config = engine_config(read.namespace, client.count, client.index, is_cpu=is_cpu)
     if sys.platform == "linux":
         adopt_forked_engines()
-    setup = EngineSetup(arguments, namespace, config, profile, thread, is_cpu)
+    setup = EngineSetup(read, config, message.profile, thread, is_cpu)
     return ClientAsyncLLM(setup, client, shared, began)

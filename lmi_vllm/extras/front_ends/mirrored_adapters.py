@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
 
 from lmi_vllm.adapters.adapter import Adapter
+from lmi_vllm.adapters.hooks import MakeHooks, no_hooks
 from lmi_vllm.adapters.registry import AdapterRegistry, evicted
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import UnknownAdapterError
@@ -24,8 +25,15 @@ class MirroredAdapters(AdapterRegistry):
         *,
         is_enabled: bool,
         reserved_names: Collection[str] = (),
+        hooks: MakeHooks = no_hooks,
     ) -> None:
-        super().__init__(engine, _no_source, is_enabled=is_enabled, reserved_names=reserved_names)
+        super().__init__(
+            engine,
+            _no_source,
+            is_enabled=is_enabled,
+            reserved_names=reserved_names,
+            hooks=hooks,
+        )
         self._ask_to_load = ask_to_load
 
     async def follow(self, adapters: Collection[Adapter]) -> list[AdapterRef]:

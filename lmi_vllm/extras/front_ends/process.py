@@ -48,6 +48,7 @@ from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.server.context import ServerEvents, error_statuses, running_extras
 from lmi_vllm.server.listeners import Listeners, web_options
 from lmi_vllm.server.ports import open_port
+from lmi_vllm.telemetry.observers import Telemetry
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +80,11 @@ class FrontEndProcess:
         self._lifecycle = Lifecycle()
         self._lifecycle.on_failure.append(lambda cause: channel.send(FailureCounted(cause)))
         self._queue = Admission(self._lifecycle, slots=self._row)
-        self._service = InferenceService(self._queue, statuses=error_statuses(setup.settings))
+        self._service = InferenceService(
+            self._queue,
+            statuses=error_statuses(setup.settings),
+            telemetry=Telemetry(send_line=self._send_line),
+        )
         self._events = ServerEvents(is_first=False)
         self._model = ClientModel(self._service, self._events, channel)
         self._join_message: JoinEngine | None = None
@@ -91,7 +96,6 @@ class FrontEndProcess:
     async def run(self) -> None:
         """Serve until the first process sends `StopProcess` or is gone."""
         setup = self._setup
-        self._service.telemetry.send_line = self._send_line
         async with running_extras(self._service, setup.settings, setup.environ, self._events):
             self._spawn(self._import())
             listening = asyncio.create_task(self._listen())

@@ -142,9 +142,9 @@ async def _changed(
     No error: what is done here stands, and a proxy would repeat the call on another server.
     """
     status = {"status": f"Adapter {done}"}
-    if registry.sharing is None or not _flag(given.get(WAIT)):
+    if registry.hooks.sharing is None or not _flag(given.get(WAIT)):
         return json_answer(status)
-    unconfirmed = dict(await registry.sharing.confirm(name))
+    unconfirmed = dict(await registry.hooks.sharing.confirm(name))
     if not unconfirmed:
         return json_answer(status)
     return json_answer({**status, "unconfirmed": unconfirmed}, 202)

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from lmi_vllm.config.setting import Setting
 from lmi_vllm.config.settings import Settings
@@ -55,9 +55,7 @@ class ManagedModel:
 
 def managed_model(service: InferenceService) -> ManagedModel:
     """Return what this extra keeps of the model of a server, with the server's service."""
-    if not isinstance(service.managed, ManagedModel):
-        service.managed = ManagedModel()
-    return service.managed
+    return cast(ManagedModel, service.kept.setdefault(ManagedModel, ManagedModel()))
 
 
 @contextlib.asynccontextmanager

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from lmi_vllm.config import parsers as parse
-from lmi_vllm.config.options.row import variable
+from lmi_vllm.config.options.row import maps_to, option, variable
 from lmi_vllm.config.setting import Setting
 from lmi_vllm.config.settings import ExtraSettings, Settings
 from lmi_vllm.errors import ConfigurationError
@@ -33,6 +33,13 @@ class ClusterSettings(ExtraSettings):
     """How many nodes serve the model, which one this is, who leads."""
 
     # fmt: off
+    nnodes: int | None = option(parse.as_vllm, maps_to("nnodes"), section="Devices and copies",
+        values="number", note="Nodes that serve one model, with vLLM's own name.")
+    node_rank: int | None = option(parse.as_vllm, maps_to("node_rank"), values="number",
+        section="Devices and copies", note="This node's number, with vLLM's own name.")
+    vllm_master_addr: str | None = option(parse.as_vllm, maps_to("master_addr"), values="host",
+        name="master_addr", section="Devices and copies",
+        note="Host of the leading node, with vLLM's own name.")
     djl_cluster_size: int | None = variable(parse.positive_int, "Nodes that serve one model.",
         values="number")
     lws_group_size: int | None = variable(parse.positive_int, "The same, set by LeaderWorkerSet.",
@@ -211,20 +218,20 @@ def interface_of(address: str) -> str | None:
 
 def _sizes(settings: Settings) -> tuple[Setting, ...]:
     """Return what may say how many nodes there are, vLLM's own argument first."""
-    ours = settings.extra(ClusterSettings).details
-    return settings.model.details.nnodes, ours.djl_cluster_size, ours.lws_group_size
+    said = settings.extra(ClusterSettings).details
+    return said.nnodes, said.djl_cluster_size, said.lws_group_size
 
 
 def _ranks(settings: Settings) -> tuple[Setting, ...]:
     """Return what may say which of the nodes this one is."""
-    ours = settings.extra(ClusterSettings).details
-    return settings.model.details.node_rank, ours.djl_node_rank, ours.lws_worker_index
+    said = settings.extra(ClusterSettings).details
+    return said.node_rank, said.djl_node_rank, said.lws_worker_index
 
 
 def _leaders(settings: Settings) -> tuple[Setting, ...]:
     """Return what may say where the first node is; MASTER_ADDR, the last, is many programs'."""
-    ours, vllms = settings.extra(ClusterSettings).details, settings.model.details.master_addr
-    return vllms, ours.djl_leader_addr, ours.lws_leader_address, ours.master_addr
+    said = settings.extra(ClusterSettings).details
+    return said.vllm_master_addr, said.djl_leader_addr, said.lws_leader_address, said.master_addr
 
 
 def _first_set(alike: Iterable[Setting]) -> Setting | None:

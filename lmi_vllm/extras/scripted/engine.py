@@ -12,13 +12,19 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Se
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from lmi_vllm.engine.base import ActiveAdapters, DirectChunks, DirectEvents, Engine, HttpApplication
+from lmi_vllm.engine.base import (
+    ActiveAdapters,
+    DirectChunks,
+    DirectEvents,
+    Engine,
+    EngineClient,
+    HttpApplication,
+)
 from lmi_vllm.engine.factory import EngineFactory
 from lmi_vllm.errors import AdapterRefusedError, EngineDeadError, LmiError, PayloadError
 from lmi_vllm.messages import (
     AdapterRef,
     EngineArguments,
-    EngineClient,
     GeneratedToken,
     GenerationChunk,
     GenerationJob,

@@ -2,11 +2,11 @@
 
 import asyncio
 
-from lmi_vllm.engine.base import Engine
+from lmi_vllm.engine.base import Engine, EngineClient
 from lmi_vllm.engine.factory import imports_without_collections
 from lmi_vllm.engine.vllm.factory import import_failure
 from lmi_vllm.engine.vllm.workarounds.companions import hide_unfit_companions
-from lmi_vllm.messages import EngineArguments, EngineClient, ServingProfile
+from lmi_vllm.messages import EngineArguments, ServingProfile
 
 
 class TransformersFactory:

@@ -166,7 +166,7 @@ def configure(draft: ArgumentDraft) -> None:
     _put_old_options(draft, said)
 
 
-def _length(draft: ArgumentDraft, said: Details) -> Setting:
+def _length(draft: ArgumentDraft, said: Details[SpeculationSettings]) -> Setting:
     """Return the setting of the draft length: LMI's option, else vLLM's."""
     length, vllm_length = said.speculative_length, said.num_speculative_tokens
     if length.is_set and vllm_length.is_set and length.value != vllm_length.value:
@@ -176,7 +176,7 @@ def _length(draft: ArgumentDraft, said: Details) -> Setting:
     return length if length.is_set else vllm_length
 
 
-def _put_old_options(draft: ArgumentDraft, said: Details) -> None:
+def _put_old_options(draft: ArgumentDraft, said: Details[SpeculationSettings]) -> None:
     """Put speculative_config from vLLM's older options, where it is unset."""
     model, length = said.speculative_model, said.num_speculative_tokens
     most, least = said.ngram_prompt_lookup_max, said.ngram_prompt_lookup_min

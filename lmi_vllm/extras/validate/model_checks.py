@@ -6,7 +6,7 @@ from itertools import chain
 from types import MappingProxyType
 from typing import Final
 
-from lmi_vllm.checks.model import checkpoint_warnings, engine_for, unsupported_quantization
+from lmi_vllm.checks.model import checkpoint_warnings, own_engine, unsupported_quantization
 from lmi_vllm.config.variable_names import closest
 from lmi_vllm.config.vllm_schema import load_release
 from lmi_vllm.extension import extras
@@ -40,7 +40,7 @@ class Findings:
 
 def check_model(shape: ModelShape, arguments: Mapping[str, object]) -> Findings:
     """Return the findings of all checks; `arguments` are the engine's."""
-    if (engine := engine_for(shape.architectures, arguments)) is not None:
+    if (engine := own_engine(shape.architectures, arguments)) is not None:
         own = engine.runs.load()(shape.architectures, arguments)
         return Findings((f"{own} is served by the {engine.name}, not by vLLM",), ())
     errors = [

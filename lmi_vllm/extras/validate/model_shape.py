@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from lmi_vllm.checks.model import Checkpoint, engine_for, read_checkpoint, text_part
+from lmi_vllm.checks.model import Checkpoint, own_engine, read_checkpoint, text_part
 from lmi_vllm.extras.validate.kv_cache import AttentionLayers, attention_layers
 from lmi_vllm.extras.validate.weights import Weights, count_weights, number_of
 from lmi_vllm.translate.draft import ArgumentDraft
@@ -141,7 +141,7 @@ def refuse_size(draft: ArgumentDraft) -> None:
 
 def _counts(draft: ArgumentDraft) -> tuple[int | None, int | None]:
     """The heads of a model that vLLM runs, with what `hf_overrides` changes."""
-    if not draft.config or engine_for(draft.architectures, draft.values) is not None:
+    if not draft.config or own_engine(draft.architectures, draft.values) is not None:
         return None, None
     overrides = draft.values.get("hf_overrides")
     changes = overrides if isinstance(overrides, Mapping) else {}

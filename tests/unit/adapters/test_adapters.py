@@ -17,6 +17,7 @@ from lmi_vllm.errors import (
 from lmi_vllm.extras.scripted.engine import ScriptedEngine
 from lmi_vllm.hooks import NO_HOOKS, Hooks
 from lmi_vllm.messages import AdapterRef
+from tests.support.adapter_hooks import hook
 
 
 class SlowEngine(ScriptedEngine):
@@ -263,7 +264,7 @@ async def test_adapter_that_is_evicted_before_it_is_held_is_found_again() -> Non
             await registry.unregister(name, 1, only_from_store=True)
         return True
 
-    registry.find = find
+    hook(registry, find=find)
     async with registry.hold("a") as adapter:
         assert adapter.ref is not None
     await registry.unregister("a", 1)

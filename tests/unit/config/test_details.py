@@ -10,10 +10,8 @@ import pytest
 
 import lmi_vllm
 from lmi_vllm.config.load import load_settings
-from lmi_vllm.config.options import all_rows
 from lmi_vllm.config.setting import Details, Sentence
 from lmi_vllm.config.settings import ModelSettings
-from lmi_vllm.config.vllm_schema import load_release
 from lmi_vllm.messages import OriginKind
 
 # The core alone is tested as a folder of links.
@@ -23,31 +21,14 @@ FILES = [
     for name in names
     if name.endswith(".py")
 ]
-MAPPING = {"values", "items", "keys", "get"}
 
 
-def is_of_settings(node: ast.expr) -> bool:
-    """Whether the expression is the details of some settings, also under a short name."""
-    text = ast.unparse(node)
-    return text.endswith(".details") or text in ("said", "foreign", "dropped")
-
-
-def fields() -> set[str]:
-    """Every field of the table, and vLLM's own arguments."""
-    rows = all_rows()
-    found = {row.attribute for row in (*rows.options, *rows.server, *rows.variables)}
-    return found | set(load_release().passed)
-
-
-def test_every_attribute_is_a_field() -> None:
-    """The details of any field can be asked for, so that a misspelt one is found here alone."""
-    known, asked = fields() | MAPPING, set()
-    for file in FILES:
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Attribute) and is_of_settings(node.value):
-                asked.add(node.attr)
-    assert len(asked) > 30
-    assert asked - known == set()
+def test_a_name_that_is_no_option_is_an_error() -> None:
+    """At runtime, too: what a type checker does not see is not taken for an unset option."""
+    with pytest.raises(AttributeError, match="quantise is no option"):
+        _ = load_settings({}).model.details.quantise
+    with pytest.raises(AttributeError):
+        _ = ModelSettings().details.max_lora_ranks
 
 
 def test_no_setting_is_read_by_a_string() -> None:
@@ -72,7 +53,7 @@ def test_a_setting_that_is_written_nowhere_says_so() -> None:
 
 def test_private_names_are_no_settings() -> None:
     """Copies and pickles ask for some: a process of a server gets its settings so."""
-    details = Details({}, ModelSettings.rows)
+    details = Details[ModelSettings]({}, ModelSettings.rows)
     with pytest.raises(AttributeError):
         _ = details._nothing
     assert dict(copy.copy(details)) == {}

@@ -61,11 +61,6 @@ FIELDS_SET: Final = {
         "app.router.middleware_stack",
         "app.state.server",
         "app.user_middleware",
-        "namespace.chat_template",
-        "namespace.chat_template_content_format",
-        "namespace.enable_auto_tool_choice",
-        "namespace.served_model_name",
-        "namespace.tool_call_parser",
         "responses.background_tasks",
     },
     "configuration.py": {

@@ -6,12 +6,16 @@ from unittest.mock import MagicMock
 import pytest
 
 from lmi_vllm.adapters import source
+from lmi_vllm.adapters.hooks import AdapterHooks
 from lmi_vllm.adapters.loads import no_code
 from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.adapters.source import AdapterSources
 from lmi_vllm.config.load import load_settings
-from lmi_vllm.messages import EngineArguments, ModelArtifacts, ServingProfile
+from lmi_vllm.messages import ModelArtifacts
 from lmi_vllm.server.adapter_start import load_adapters
+from lmi_vllm.server.model_files import ReadyFiles
+from lmi_vllm.translate.arguments import translate
+from lmi_vllm.translate.devices import Devices
 from tests.support.adapter_files import copy_adapter
 
 
@@ -24,18 +28,13 @@ async def test_settings_are_not_read_a_second_time(
     environ = {"LMI_ADAPTER_HUB": "1", "LMI_ADAPTER_MAX_SIZE": "1000000.0"}
     found: list[AdapterSources] = []
 
-    async def announce(_: AdapterRegistry, sources: AdapterSources) -> None:
+    def hooks(_: AdapterRegistry, sources: AdapterSources) -> AdapterHooks:
         found.append(sources)
+        return AdapterHooks()
 
-    await load_adapters(
-        ModelArtifacts("m", str(tmp_path), str(tmp_path)),
-        EngineArguments({}),
-        ServingProfile(enable_lora=True),
-        load_settings(environ),
-        environ,
-        MagicMock(),
-        load_code=no_code,
-        announce=[announce],
-    )
+    model = ModelArtifacts("m", str(tmp_path), str(tmp_path))
+    settings = load_settings({**environ, "OPTION_ENABLE_LORA": "true"})
+    ready = ReadyFiles(model, translate(settings, model, Devices(0)))
+    await load_adapters(ready, environ, MagicMock(), load_code=no_code, hooks=hooks)
     assert found[0].resolve("someone/french") == str(folder)
     assert found[0].limits.total_bytes == 1_000_000

@@ -5,22 +5,28 @@ from pathlib import Path
 
 import pytest
 
+from lmi_vllm.config.load import load_settings
 from lmi_vllm.engine.vllm.factory import VllmFactory
 from lmi_vllm.errors import EngineStartError
-from lmi_vllm.messages import EngineArguments
+from lmi_vllm.messages import EngineArguments, ModelArtifacts
 from lmi_vllm.server.engines import engine_factory
+from lmi_vllm.translate.arguments import translate
+from lmi_vllm.translate.devices import Devices
 
 
 def model(folder: Path, architecture: str) -> EngineArguments:
     """Return the arguments for a local model that names that architecture."""
     (folder / "config.json").write_text(json.dumps({"architectures": [architecture]}))
-    return EngineArguments({"model": str(folder)})
+    found = ModelArtifacts("m", str(folder), str(folder))
+    return translate(load_settings({}), found, Devices(0)).arguments
 
 
 def test_vllm_runs_models_that_no_extra_runs(tmp_path: Path) -> None:
     """`--engine vllm` is the usual one."""
     factory = engine_factory("vllm", {}, {}, "json")
-    assert factory.kind(model(tmp_path, "LlamaForCausalLM")) == "vllm"
+    arguments = model(tmp_path, "LlamaForCausalLM")
+    assert arguments.architectures == ("LlamaForCausalLM",)
+    assert factory.kind(arguments) == "vllm"
     assert factory.kind(EngineArguments({"model": "a-name/on-the-hub"})) == "vllm"
     assert factory.reads_model
 

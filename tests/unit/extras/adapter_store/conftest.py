@@ -14,6 +14,7 @@ from lmi_vllm.extras.adapter_store.settings import CachePolicy
 from lmi_vllm.extras.adapter_store.stores import open_adapter_store
 from lmi_vllm.extras.scripted.engine import ScriptedEngine
 from tests.support.adapter_files import CAPITALS, WEIGHTS, make_adapter
+from tests.support.adapter_hooks import hook
 from tests.support.s3_server import BUCKET, S3Server
 
 FILES = {file.name: file.read_bytes() for file in CAPITALS.iterdir() if file.is_file()}
@@ -47,7 +48,7 @@ class Bench:
         terms = CachePolicy(self.sources.limits, REFRESH, lambda: 5.0)
         found = OnDemandAdapters(self.registry, store, self.files, terms, lambda: self.time)
         self._running.callback(found.close)
-        self.registry.find = found.find
+        hook(self.registry, find=found.find)
         return found
 
     def close(self) -> None:

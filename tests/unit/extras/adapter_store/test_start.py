@@ -67,9 +67,13 @@ async def server(tmp_path: Path) -> AsyncIterator[Server]:
     settings = load_settings({"OPTION_ADAPTER_STORE": str(tmp_path / "store"), **environ})
     service, events = new_service(settings, Clock()), ServerEvents()
     sources = AdapterSources(environ)
-    registry = AdapterRegistry(ScriptedEngine(), sources.resolve, is_enabled=True)
     async with finding_adapters(service, settings, environ, events):
-        await events.on_adapters[-1](registry, sources)
+        registry = AdapterRegistry(
+            ScriptedEngine(),
+            sources.resolve,
+            is_enabled=True,
+            hooks=lambda made: events.adapter_hooks(made, sources),
+        )
         yield Server(service, registry)
 
 

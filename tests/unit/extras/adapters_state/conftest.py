@@ -14,6 +14,7 @@ from lmi_vllm.extras.adapters_state.shared_object import StateObject
 from lmi_vllm.extras.adapters_state.sharing import ReplicaAdapters
 from lmi_vllm.extras.scripted.engine import ScriptedEngine
 from lmi_vllm.sources.table import store_of
+from tests.support.adapter_hooks import hook
 from tests.support.s3_server import BUCKET, Refusal, S3Server
 
 FOLDER = f"s3://{BUCKET}/state/"
@@ -42,7 +43,7 @@ class Replica:
 
     async def begin(self) -> "Replica":
         """Have what is shared."""
-        self.registry.sharing = self.shared
+        hook(self.registry, sharing=self.shared)
         await self.shared.begin()
         return self
 

@@ -9,6 +9,7 @@ import pytest
 from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.errors import AdapterConflictError, NotReadyError, ResourceNotFoundError
 from lmi_vllm.extras.adapters_state import reconciler, sharing
+from tests.support.adapter_hooks import hook
 from tests.support.s3_server import S3Server
 from tests.unit.extras.adapters_state.conftest import AWAY, Replica, Start
 
@@ -88,7 +89,8 @@ async def test_no_adapter_of_the_store_answers_for_one_of_a_call(
 ) -> None:
     """503, which a proxy sends to a server that has it; found before the call, or now."""
     a, b = await pair(start)
-    b.registry.find = looked_up = Found(b)
+    looked_up = Found(b)
+    hook(b.registry, find=looked_up)
     if is_found:
         await looked_up("fr")
     b.refused.add("/call")

@@ -17,6 +17,7 @@ from lmi_vllm.extras.adapters_state import reconciler, sharing
 from lmi_vllm.extras.adapters_state.shared_object import ReplicatedAdapters
 from lmi_vllm.extras.scripted.engine import ScriptedEngine
 from lmi_vllm.messages import AdapterRef
+from tests.support.adapter_hooks import hook
 from tests.support.s3_server import BUCKET, S3Server
 from tests.unit.extras.adapters_state.conftest import AWAY, KEY, Replica, Start, document
 
@@ -104,10 +105,10 @@ async def held_call(
         changed.set()
         goes_on.wait(60)
 
-    replica.registry.on_change = hold
+    hook(replica.registry, on_change=hold)
     task = asyncio.create_task(call)
     await asyncio.to_thread(changed.wait, 60)
-    replica.registry.on_change = lambda _: None
+    hook(replica.registry, on_change=None)
     try:
         yield task
     finally:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from lmi_vllm.adapters.adapter import Adapter
+from lmi_vllm.adapters.hooks import AdapterHooks
 from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.errors import AdapterRefusedError, ModelSourceError
 from lmi_vllm.extras.adapters_state.file import AdapterStateFile, read_state, write_state
@@ -23,8 +24,12 @@ def resolve(src: str) -> str:
 async def started(path: Path) -> AdapterRegistry:
     """Return a registry restored from the file, which it keeps from then on."""
     memory = AdapterStateFile(path)
-    registry = AdapterRegistry(ScriptedEngine(), resolve, is_enabled=True)
-    registry.on_change = memory.keep
+    registry = AdapterRegistry(
+        ScriptedEngine(),
+        resolve,
+        is_enabled=True,
+        hooks=lambda _: AdapterHooks(on_change=memory.keep),
+    )
     await registry.register(Adapter("local", "/model/adapters/local", is_local=True))
     await memory.restore(registry)
     return registry

@@ -11,6 +11,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from lmi_vllm.adapters.adapter import Adapter
+from lmi_vllm.adapters.hooks import AdapterHooks
 from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.adapters.source import AdapterSources
 from lmi_vllm.clock import Clock
@@ -25,6 +26,7 @@ from lmi_vllm.extras.front_ends.mirrored_adapters import MirroredAdapters
 from lmi_vllm.extras.scripted.engine import ScriptedEngine
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.server.context import ServerEvents, new_service
+from tests.support.adapter_hooks import hook
 from tests.support.s3_server import BUCKET, S3Server
 from tests.unit.extras.adapters_state.conftest import AWAY, KEY, Start
 
@@ -45,8 +47,14 @@ class Running:
 
     async def begin(self) -> AdapterRegistry:
         """Have what is shared, as a model's start does."""
-        registry = AdapterRegistry(ScriptedEngine(), self._resolve, is_enabled=True)
-        await self.events.on_adapters[-1](registry, AdapterSources({}))
+        registry = AdapterRegistry(
+            ScriptedEngine(),
+            self._resolve,
+            is_enabled=True,
+            hooks=lambda made: self.events.adapter_hooks(made, AdapterSources({})),
+        )
+        for begin in registry.hooks.begin:
+            await begin()
         return registry
 
     @property
@@ -135,7 +143,12 @@ async def test_start_that_loads_for_long_is_not_unreachable(running: Running, st
 
 async def test_further_process_asks_the_first_for_unknown_names(running: Running) -> None:
     """The first one shares the adapters, and knows which are about to be loaded."""
-    registry = AdapterRegistry(ScriptedEngine(), str, is_enabled=True)
+    registry = AdapterRegistry(
+        ScriptedEngine(),
+        str,
+        is_enabled=True,
+        hooks=lambda made: running.events.adapter_hooks(made, None),
+    )
     asked = []
 
     async def ask(name: str, _alias: str | None = None) -> Adapter:
@@ -143,7 +156,6 @@ async def test_further_process_asks_the_first_for_unknown_names(running: Running
         raise UnknownAdapterError(name)
 
     registry.load_on_first_use = ask  # type: ignore[method-assign]
-    await running.events.on_adapters[-1](registry, None)
     with pytest.raises(UnknownAdapterError):
         async with registry.hold("fr"):
             pass
@@ -159,15 +171,18 @@ async def test_further_process_waits_as_the_first_does(
     other, registry = await start("other").begin(), await running.begin()
     first = FirstProcess(running.service)
     first.use(cast(SharedEngine, registry), registry)
-    further = MirroredAdapters(ScriptedEngine(), first.load, is_enabled=True)
-    if has_store:
-        further.find = ForwardedFind(further, ColdRequests())
-    await Replica(running.service, {}, running.settings).keep(further, None)
+    replica = Replica(running.service, {}, running.settings)
+
+    def hooks(made: AdapterRegistry) -> AdapterHooks:
+        of_store = ForwardedFind(made, ColdRequests()) if has_store else None
+        return AdapterHooks(of_store) | replica.keep(made, None)
+
+    further = MirroredAdapters(ScriptedEngine(), first.load, is_enabled=True, hooks=hooks)
 
     async def publish(adapters: Collection[Adapter], _: float) -> None:
         await further.follow(adapters)
 
-    registry.publish = publish
+    hook(registry, publish=publish)
     running.gate = threading.Event()
     await other.registry.register(Adapter(name, "/fr"))
     await until(lambda: value(MISSING) == 1)

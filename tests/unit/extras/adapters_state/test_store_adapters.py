@@ -22,6 +22,7 @@ from lmi_vllm.extras.adapters_state.shared_object import (
 )
 from lmi_vllm.extras.scripted.engine import ScriptedEngine
 from lmi_vllm.messages import AdapterRef
+from tests.support.adapter_hooks import hook
 from tests.support.s3_server import S3Server
 from tests.unit.extras.adapters_state.conftest import Replica, Start, document
 
@@ -31,7 +32,7 @@ FOUND = Adapter("fr", "/fr", path="/cache/fr", is_from_store=True)
 async def with_store(start: Start, name: str) -> Replica:
     """Return a replica that has a store of adapters, and has found `fr` there."""
     replica: Replica = start(name)
-    replica.registry.find = nothing_found
+    hook(replica.registry, find=nothing_found)
     await replica.begin()
     await replica.registry.register(FOUND)
     return replica
@@ -136,7 +137,7 @@ async def test_one_that_cannot_be_found_here_is_deleted_elsewhere(
             raise failing[0]
         return False
 
-    b.registry.find = find
+    hook(b.registry, find=find)
     with pytest.raises(ResourceNotFoundError):
         await b.registry.remove("fr", 5)
     failing.append(error)

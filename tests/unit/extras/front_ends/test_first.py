@@ -14,6 +14,7 @@ from lmi_vllm.extras.scripted.engine import ScriptedEngine
 from lmi_vllm.inference.admission import Admission
 from lmi_vllm.inference.lifecycle import Lifecycle, State
 from lmi_vllm.inference.service import InferenceService
+from tests.support.adapter_hooks import hook
 
 
 def test_replacement_process_gets_an_unused_slot(tmp_path: Path) -> None:
@@ -69,7 +70,7 @@ async def test_adapter_that_makes_room_before_it_is_used_is_found_again() -> Non
             await registry.unregister(name, 1, only_from_store=True)
         return name != "unknown"
 
-    registry.find = find
+    hook(registry, find=find)
     first = FirstProcess(service())
     first.use(cast(SharedEngine, registry), registry)
     await first.load("fr")

@@ -4,6 +4,7 @@ from aiohttp.test_utils import TestClient
 
 from lmi_vllm.extras.scripted.engine import ScriptedEngine
 from lmi_vllm.web.request import SERVICE
+from tests.support.adapter_hooks import hook
 from tests.support.other_replicas import Others
 from tests.web.conftest import call, lora
 from tests.web.test_found_adapters import check_registers_over, finder_of
@@ -36,7 +37,8 @@ async def test_registration_replaces_a_store_adapter(
 
 async def test_calls_wait_for_replicas_where_they_ask_for_it(lora: TestClient) -> None:
     """`wait` is no option of the adapter; a replica that lacks the change is named, with 202."""
-    lora.app[SERVICE].runtime.adapters.sharing = others = Others()
+    others = Others()
+    hook(lora.app[SERVICE].runtime.adapters, sharing=others)
     for method, path in (
         ("POST", "/adapters?name=fr&src=/fr"),
         ("POST", "/adapters?name=de&src=/de&wait=true"),

@@ -5,11 +5,15 @@ from pathlib import Path
 
 import pytest
 
+from lmi_vllm.adapters.hooks import AdapterHooks
 from lmi_vllm.adapters.loads import no_code
 from lmi_vllm.config.load import load_settings
 from lmi_vllm.extras.scripted.engine import ScriptedEngine
-from lmi_vllm.messages import EngineArguments, ModelArtifacts, ServingProfile
+from lmi_vllm.messages import ModelArtifacts
 from lmi_vllm.server.adapter_start import load_adapters
+from lmi_vllm.server.model_files import ReadyFiles
+from lmi_vllm.translate.arguments import translate
+from lmi_vllm.translate.devices import Devices
 from tests.support.adapter_files import copy_adapter
 
 
@@ -24,14 +28,13 @@ async def test_adapter_of_a_prefix_that_is_hidden_is_named(
         "m", "s3://u:p4ss@bucket/m", str(tmp_path / "fetched"), directory=tmp_path / "own"
     )
     with caplog.at_level(logging.WARNING):
+        settings = load_settings({"OPTION_ENABLE_LORA": "true"})
         registry = await load_adapters(
-            model,
-            EngineArguments({}),
-            ServingProfile(enable_lora=True),
-            load_settings({}),
+            ReadyFiles(model, translate(settings, model, Devices(0))),
             {},
             ScriptedEngine(),
             load_code=no_code,
+            hooks=lambda *_: AdapterHooks(),
         )
     assert sorted(adapter.name for adapter in registry) == ["de", "fr"]
     (line,) = [record.getMessage() for record in caplog.records]

@@ -3,6 +3,7 @@
 from lmi_vllm.extras.scripted.engine import ScriptedEngine
 from lmi_vllm.web.request import SERVICE
 from tests.conftest import ServeScripted
+from tests.support.adapter_hooks import hook
 from tests.support.other_replicas import Others
 from tests.web.conftest import LORA, call
 from tests.web.test_found_adapters import check_registers_over, finder_of
@@ -46,7 +47,8 @@ async def test_registration_replaces_a_store_adapter(
 async def test_calls_read_changes_of_other_replicas(serve: ServeScripted) -> None:
     """Before they decide whether the name is there."""
     lora = await serve(LORA)
-    lora.app[SERVICE].runtime.adapters.sharing = others = Others()
+    others = Others()
+    hook(lora.app[SERVICE].runtime.adapters, sharing=others)
     for call_, body in (
         ("load", {"lora_name": "fr", "lora_path": "/a/fr"}),
         ("unload", {"lora_name": "fr"}),
@@ -59,7 +61,8 @@ async def test_adapter_found_by_another_replica_is_unloaded(serve: ServeScripted
     """Any of them takes the call: this one finds it first."""
     lora = await serve(LORA)
     finder_of(lora)
-    lora.app[SERVICE].runtime.adapters.sharing = others = Others()
+    others = Others()
+    hook(lora.app[SERVICE].runtime.adapters, sharing=others)
     answer = await call(lora, "POST", "/v1/unload_lora_adapter", json={"lora_name": "fr"})
     assert answer == (200, "Success: LoRA adapter 'fr' removed successfully.")
     assert others.heard[-1] == ("changed", "fr")
