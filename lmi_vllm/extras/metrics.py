@@ -1,4 +1,4 @@
-"""The Prometheus metrics of extras, which each counts by itself."""
+"""The Prometheus metrics of extras, which each counts by itself; what several compute alike."""
 
 from typing import Final
 
@@ -41,3 +41,10 @@ STATE_MISSING: Final = gauge(
 )
 
 ALL: Final = tuple(one for one in vars().copy().values() if isinstance(one, MetricWrapperBase))
+
+
+def percentile(values: list[float], percent: float) -> float:
+    """Return the smallest value that `percent` of all do not exceed (nearest rank), rounded."""
+    ranked = sorted(values)
+    rank = -(-len(ranked) * percent // 100)  # rounded up
+    return round(ranked[max(0, int(rank) - 1)], 3)
