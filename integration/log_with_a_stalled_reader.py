@@ -66,6 +66,42 @@ def test_serving_with_a_stalled_log_reader(engine: str) -> None:
         end(process)
 
 
+@pytest.mark.vllm
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_lines_that_the_engine_drops_are_counted_by_the_server(method: str) -> None:
+    """Its process shares stderr, whose pipe its own lines fill; the metric is the server's."""
+    pytest.importorskip("vllm", reason="needs vLLM: make setup installs it")
+    reading, writing = os.pipe()
+    environ = {
+        **os.environ,
+        "VLLM_WORKER_MULTIPROC_METHOD": method,
+        "OPTION_SCHEDULER_CLS": "tests.support.operators_scheduler.TalkativeScheduler",
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-m", "lmi_vllm", "serve", "--demo", "--port", "0"],
+        stdout=subprocess.PIPE, stderr=writing, text=True, env=environ,
+    )  # fmt: skip
+    os.close(writing)
+    try:
+        url = listening(process)
+        assert wait_until(lambda: drained(reading) and call(url, "/ping").status == 200, 180)
+        assert counted(url) == 0
+        asked = {"inputs": "x", "parameters": {"max_new_tokens": 7}}  # the scheduler talks
+        assert call(url, "/invocations", asked, seconds=60).status == 200
+        assert wait_until(lambda: counted(url) > 0, 20)
+        found = bytearray()
+        threading.Thread(target=read_all, args=(reading, found), daemon=True).start()
+        pattern = rb'"pid":(\d+),"message":"(\d+) lines of the log were dropped'
+        assert wait_until(lambda: re.search(pattern, found) is not None, 20)
+        notices = re.findall(pattern, bytes(found))
+        assert {int(pid) for pid, _ in notices}.isdisjoint({process.pid})
+        assert 0 < sum(int(lines) for _, lines in notices) <= counted(url)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    finally:
+        end(process)
+
+
 def test_shutdown_with_a_stalled_log_reader() -> None:
     """A signal ends it within seconds, with a full pipe."""
     reading, writing = os.pipe()

@@ -37,7 +37,8 @@ from lmi_vllm.config.options.row import (
 )
 from lmi_vllm.config.vllm_schema import VllmArgument, VllmRelease, read_release
 from lmi_vllm.extension import extras
-from lmi_vllm.telemetry.metrics import ALL as ALL_METRICS
+from lmi_vllm.extras.metrics import ALL as EXTRA_METRICS
+from lmi_vllm.telemetry.metrics import ALL as CORE_METRICS
 
 CONFIG_FOLDER: Final = Path(__file__).resolve().parent.parent / "config"
 PACKAGE_DATA: Final = CONFIG_FOLDER.parent / "lmi_vllm" / "config" / "data"
@@ -92,7 +93,7 @@ METRICS_INTRODUCTION: Final = """\
 
 This page is for people who write queries or alerts. After it you know what each metric counts and which labels it has.
 
-Generated from `lmi_vllm/telemetry/metrics.py` by `make docs`. Do not edit.
+Generated from `lmi_vllm/telemetry/metrics.py` and `lmi_vllm/extras/metrics.py` by `make docs`. Do not edit.
 
 `GET /metrics` and `GET /server/metrics` answer with these and with every metric of vLLM (`vllm:*`), in Prometheus'
 text format. `?name[]=lmi_requests_total&name[]=...` selects some. With `management_address` they are on that address only.
@@ -286,7 +287,7 @@ def reference() -> str:
 def metrics_page() -> str:
     """Our metrics, as /metrics explains them."""
     rows = []
-    for metric in ALL_METRICS:
+    for metric in (*CORE_METRICS, *EXTRA_METRICS):
         (family,) = metric.describe()
         name = f"{family.name}_total" if family.type == "counter" else family.name
         labels = ", ".join(f"`{label}`" for label in metric._labelnames)

@@ -147,6 +147,7 @@ def _mistral(tokenizer: str, title: str, vocabulary: int, *, is_own: bool) -> Ar
 
 
 TRUSTED: Final = MappingProxyType({"OPTION_TRUST_REMOTE_CODE": "true"})
+IN_ORDER: Final = MappingProxyType({"OPTION_HF_OVERRIDES": '{"is_mm_prefix_lm":false}'})
 _HEAD_32 = {"head_dim": 32}
 # Embeddings that are tied and loud make a model repeat its last token; _shake leaves them alone.
 _QUIET = {"initializer_range": 0.02}
@@ -182,9 +183,9 @@ ARCHITECTURES: Final = (
             "query_pre_attn_scalar": 32, "vocab_size": VOCABULARY + 8},
         "mm_tokens_per_image": 4, "boi_token_index": FIRST_IMAGE_TOKEN,
         "image_token_index": FIRST_IMAGE_TOKEN + 1, "eoi_token_index": FIRST_IMAGE_TOKEN + 2},
-         model_class="Gemma3ForConditionalGeneration", processor="gemma3",
-         remark="vLLM on a CPU reads a picture's tokens in order, Transformers both ways: too "
-                "little here to change a token"),
+         model_class="Gemma3ForConditionalGeneration", processor="gemma3", options=IN_ORDER,
+         remark="a picture's tokens are read in one direction, in Transformers in both: too little "
+                "to change a token; without the option pictures are refused"),
     _row("gpt2", "GPT-2", "GPT2", _GPT, model_class="GPT2LMHeadModel"),
     _row("gpt_neox", "GPT-NeoX", "GPTNeoX", _PLAIN | {"intermediate_size": 256}),
     _row("falcon", "Falcon", "Falcon", _PLAIN | {
@@ -297,8 +298,7 @@ ARCHITECTURES: Final = (
             "model_type": "gemma", "vocab_size": VOCABULARY + 8},
         "image_token_index": FIRST_IMAGE_TOKEN, "projection_dim": HIDDEN, "hidden_size": HIDDEN},
          model_class="PaliGemmaForConditionalGeneration", processor="paligemma",
-         remark="text alone is right; a prompt with a picture is read both ways in Transformers, "
-                "and in order by vLLM on a CPU"),
+         remark="text alone is right; pictures are refused on a CPU"),
     _row("qwen3_vl", "Qwen3-VL", "Qwen3VL", {
         "vision_config": {
             "depth": 2, "hidden_size": 64, "intermediate_size": 128, "num_heads": 2,

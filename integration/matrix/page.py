@@ -87,7 +87,9 @@ code. The effect was computed in Transformers with positions from 0 (cosine of a
 | XLM-RoBERTa-XL, RoBERTa-PreLayerNorm | 0.91, 0.92 | not run: the backend shifts them |
 | X-MOD, Data2VecText with a head, other heads of CamemBERT, ESM with absolute positions | 0.96, 0.91, 0.91, 0.78 | refused by name |
 | ALBERT, ELECTRA, ERNIE, EuroBERT, ModernBERT, NomicBERT, Jina v3, MobileBERT | the same | not run |
-| DistilBERT | the same | does not start: vLLM finds no attention layer in it |
+| DistilBERT (vectors, sequence classification) | the same | run: served by a class of ours over BERT's |
+| other heads of DistilBERT | the same | refused by name |
+| gte v1.5 (`NewModel`, `NewForSequenceClassification`) | the same | run: mapped to vLLM's `GteNewModel` and `GteNewForSequenceClassification`, with positions scaled as in gte-large-en-v1.5 |
 | BigBird, DeBERTa, I-BERT, LayoutLM, Longformer, LUKE, MPNet, Nystromformer, RoFormer, XLM | | not run: Transformers calls them incompatible with such a backend |
 """  # noqa: E501 - lines of the page
 SPECULATION: Final = """

@@ -8,6 +8,7 @@ import re
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from functools import partial
 from typing import NoReturn
 
 import uvloop
@@ -20,12 +21,12 @@ from lmi_vllm.config.secrets import mask_text, mask_urls
 from lmi_vllm.config.setting import CommandLine
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.engine.factory import EngineFactory
-from lmi_vllm.engine.vllm.processes import end_children
+from lmi_vllm.engine.vllm.processes import DROPPED_LINES_VARIABLE, end_children
 from lmi_vllm.extension import extensions
 from lmi_vllm.server.engines import check_engine_kind, engine_factory, engine_names
 from lmi_vllm.server.server import Server
 from lmi_vllm.telemetry.log_format import LOG_LEVELS, Format, chosen_format, configure_logging
-from lmi_vllm.telemetry.log_handler import write_within
+from lmi_vllm.telemetry.log_handler import tell, told_lines, write_within
 from lmi_vllm.telemetry.metrics import DROPPED_LINES
 
 logger = logging.getLogger(__name__)
@@ -87,7 +88,9 @@ def configure_server_logging(settings: Settings, environ: Mapping[str, str]) -> 
     """
     match = re.search(r"-Dai\.djl\.logging\.level=(\w+)", settings.server.opts or "")
     level = LOG_LEVELS.get(match.group(1).lower(), logging.INFO) if match else logging.INFO
-    configure_logging(_log_format(settings), level, mask_urls, DROPPED_LINES.inc)
+    told = told_lines(DROPPED_LINES.inc)
+    os.environ[DROPPED_LINES_VARIABLE] = f"/proc/{os.getpid()}/fd/{told}"
+    configure_logging(_log_format(settings), level, mask_urls, partial(tell, told))
     if (name := environ.get("VLLM_LOGGING_LEVEL", "").upper()) in logging.getLevelNamesMapping():
         logging.getLogger("vllm").setLevel(name)
     logging.getLogger("aiohttp.server").addFilter(_without_trace)

@@ -76,11 +76,30 @@ def ignore_dropped(_lines: int) -> None:
     """Ignore the number of dropped lines."""
 
 
+def told_lines(count: Callable[[int], None]) -> int:
+    """Return where this process and its children `tell` of lines that they dropped."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+
+    def read() -> None:
+        while block := os.read(reading, _ATOMIC_BYTES):
+            count(len(block))
+
+    threading.Thread(target=read, name="lmi-vllm-dropped-lines", daemon=True).start()
+    return writing
+
+
+def tell(descriptor: int, lines: int) -> None:
+    """Write a byte for each dropped line, which never waits."""
+    with contextlib.suppress(OSError):  # the server is gone
+        os.write(descriptor, b"." * lines)
+
+
 class QueuedHandler(logging.Handler):
     """Writes lines to a file descriptor, in order; `emit` never waits for the reader.
 
     Lines that do not fit are dropped and passed to `count`. One line names them when the reader is
-    back. A forked process has its own queue and thread, and counts nothing.
+    back. A forked process has its own queue and thread.
     """
 
     _thread: threading.Thread | None
@@ -97,7 +116,7 @@ class QueuedHandler(logging.Handler):
         self._most_bytes = most_bytes
         self._count = count
         self._reset()
-        renew = weakref.WeakMethod(self._after_fork)
+        renew = weakref.WeakMethod(self._reset)  # the waiting lines are the parent's
         os.register_at_fork(after_in_child=lambda: (method := renew()) and method())
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -142,11 +161,6 @@ class QueuedHandler(logging.Handler):
         self._writes = False
         self._is_urgent = False
         self._thread = None
-
-    def _after_fork(self) -> None:
-        """After a fork the waiting lines, and the metric, belong to the parent."""
-        self._count = ignore_dropped
-        self._reset()
 
     def _new_thread(self) -> threading.Thread:
         # A child of multiprocessing ends without logging's own flush.

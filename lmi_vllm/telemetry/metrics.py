@@ -1,4 +1,4 @@
-"""Our own Prometheus metrics, all of them; vLLM's are in the same registry.
+"""Our own Prometheus metrics, but for those of extras; vLLM's are in the same registry.
 
 Labels are bounded: routes are patterns, and statuses are those we send. Clients choose adapters'
 names, so only the first `MAX_ADAPTERS` have their own label.
@@ -18,11 +18,11 @@ MAX_ADAPTERS: Final = 50
 
 disable_created_metrics()  # type: ignore[no-untyped-call] # a second series for every counter, of no use
 
-_LATENCIES: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+LATENCIES: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _TOKEN_LATENCIES: Final = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)
 
 # With several processes the last value counts: the first process sets them all.
-_gauge = partial(Gauge, multiprocess_mode="mostrecent")
+gauge = partial(Gauge, multiprocess_mode="mostrecent")
 
 REQUESTS: Final = Counter(
     "lmi_requests",
@@ -34,13 +34,13 @@ REQUEST_SECONDS: Final = Histogram(
     "lmi_request_duration_seconds",
     "From the headers of an inference request to the last byte of its answer.",
     ("dialect",),
-    buckets=_LATENCIES,
+    buckets=LATENCIES,
 )
 FIRST_TOKEN_SECONDS: Final = Histogram(
     "lmi_time_to_first_token_seconds",
     "From the headers of a request to its first generated token, streamed or not.",
     ("dialect",),
-    buckets=_LATENCIES,
+    buckets=LATENCIES,
 )
 TOKEN_SECONDS: Final = Histogram(
     "lmi_time_per_output_token_seconds",
@@ -52,7 +52,7 @@ QUEUE_SECONDS: Final = Histogram(
     "lmi_queue_time_seconds",
     "Time a request waited in the engine's queue before it was first scheduled.",
     ("dialect",),
-    buckets=(0.0005, 0.001, 0.005, *_LATENCIES[1:]),
+    buckets=(0.0005, 0.001, 0.005, *LATENCIES[1:]),
 )
 PROMPT_TOKENS: Final = Counter(
     "lmi_prompt_tokens",
@@ -76,13 +76,8 @@ DISCONNECTS: Final = Counter(
 )
 DROPPED_LINES: Final = Counter(
     "lmi_log_lines_dropped",
-    "Lines of the server's log that were dropped because what reads stderr had stopped; those of "
-    "the engine's process are named in its own log only.",
-)
-DROPPED_METRIC_LINES: Final = Counter(
-    "lmi_metric_lines_dropped",
-    "Lines of LMI_METRICS_EMF and of SageMaker's telemetry file that were dropped because what "
-    "takes them had stopped, or could not be written.",
+    "Lines of the log that were dropped because what reads stderr had stopped, those of the "
+    "engine's processes among them.",
 )
 NOT_FINITE: Final = Counter(
     "lmi_not_finite_requests",
@@ -99,59 +94,32 @@ DRAINED: Final = Counter(
 ENGINE_RESTARTS: Final = Counter("lmi_engine_restarts", "Engines started after one had died.")
 
 # Set when the metrics are read.
-TASKS: Final = _gauge("lmi_asyncio_tasks", "Tasks of the event loop that have not ended.")
-IN_FLIGHT: Final = _gauge(
+TASKS: Final = gauge("lmi_asyncio_tasks", "Tasks of the event loop that have not ended.")
+IN_FLIGHT: Final = gauge(
     "lmi_requests_in_flight",
     "Queue slots that admitted requests hold, running and waiting.",
 )
-ENGINE_SEQUENCES: Final = _gauge(
-    "lmi_engine_sequences",
-    "Sequences in the Transformers engine, `running` and `waiting`; vLLM's has series of its own.",
-    ("state",),
-)
-QUEUE_LIMIT: Final = _gauge(
+QUEUE_LIMIT: Final = gauge(
     "lmi_queue_limit", "Queue slots (job_queue_size); requests beyond them are refused."
 )
-STATE: Final = _gauge("lmi_state", "1 for the state /ping shows, 0 for the others.", ("state",))
-ADAPTERS_REGISTERED: Final = _gauge("lmi_adapters_registered", "Adapters that requests may name.")
-ADAPTERS_LOADED: Final = _gauge("lmi_adapters_loaded", "Adapters whose weights the engine has.")
-COLD_ADAPTER_SECONDS: Final = Histogram(
-    "lmi_cold_adapter_time_to_first_token_seconds",
-    "From the headers of a request to its first generated token, where its adapter first had to "
-    "come from option.adapter_store.",
-    buckets=_LATENCIES,
-)
-ADAPTER_LOOKUPS: Final = Counter(
-    "lmi_adapter_store_lookups",
-    "Times option.adapter_store was asked for an adapter: found, missing, or the store failed.",
-    ("outcome",),
-)
-ADAPTER_STORE_BYTES: Final = _gauge(
-    "lmi_adapter_store_bytes", "Bytes of the adapters that are kept of option.adapter_store."
-)
-STATE_AGE_SECONDS: Final = _gauge(
-    "lmi_adapters_state_age_seconds",
-    "Seconds since option.adapters_state was last read and written in S3; 0 without it.",
-)
-STATE_MISSING: Final = _gauge(
-    "lmi_adapters_state_missing",
-    "Adapters of option.adapters_state in S3 that this server does not have as they are there.",
-)
-STARTUP_SECONDS: Final = _gauge(
+STATE: Final = gauge("lmi_state", "1 for the state /ping shows, 0 for the others.", ("state",))
+ADAPTERS_REGISTERED: Final = gauge("lmi_adapters_registered", "Adapters that requests may name.")
+ADAPTERS_LOADED: Final = gauge("lmi_adapters_loaded", "Adapters whose weights the engine has.")
+STARTUP_SECONDS: Final = gauge(
     "lmi_startup_phase_seconds",
     "Seconds that each phase of the last start, or restart of the engine, has taken. Importing "
     "vLLM counts for the phase `engine` once the files are there.",
     ("phase",),
 )
-DOWNLOAD_BYTES: Final = _gauge("lmi_download_bytes", "Bytes of the model that have arrived.")
-DOWNLOAD_BYTES_EXPECTED: Final = _gauge(
+DOWNLOAD_BYTES: Final = gauge("lmi_download_bytes", "Bytes of the model that have arrived.")
+DOWNLOAD_BYTES_EXPECTED: Final = gauge(
     "lmi_download_bytes_expected", "Bytes of the model to fetch; 0 without a download."
 )
-DOWNLOAD_FILES: Final = _gauge("lmi_download_files", "Files of the model that are complete.")
-DOWNLOAD_FILES_EXPECTED: Final = _gauge(
+DOWNLOAD_FILES: Final = gauge("lmi_download_files", "Files of the model that are complete.")
+DOWNLOAD_FILES_EXPECTED: Final = gauge(
     "lmi_download_files_expected", "Files of the model to fetch; 0 without a download."
 )
-BUILD: Final = _gauge("lmi_build_info", "1; the label says what is running.", ("version",))
+BUILD: Final = gauge("lmi_build_info", "1; the label says what is running.", ("version",))
 BUILD.labels(__version__).set(1)
 for _of in ("adapter", "model"):  # a rate needs a count before the first one
     NOT_FINITE.labels(_of)

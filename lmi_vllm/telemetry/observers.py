@@ -158,10 +158,3 @@ class Telemetry:
     start_span: StartSpan | None = None
     # The series of these names, or all, for /metrics.
     series: Callable[[Sequence[str]], Collectable] = own_series
-
-
-def percentile(values: list[float], percent: float) -> float:
-    """Return the smallest value that `percent` of all do not exceed (nearest rank), rounded."""
-    ranked = sorted(values)
-    rank = -(-len(ranked) * percent // 100)  # rounded up
-    return round(ranked[max(0, int(rank) - 1)], 3)

@@ -5,14 +5,16 @@ Seen red without the question to the workers: the adapters were loaded, and answ
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from lmi_vllm.engine.base import Engine
+from lmi_vllm.engine.vllm.workarounds.ignored_modules import AdapterInspection
 from lmi_vllm.errors import AdapterRefusedError, EngineFailureError
 from tests.contract.adapter_loader import Loader
 from tests.contract.conftest import LoopThread, start_demo_engine
-from tests.support.adapter_files import WEIGHTS
+from tests.support.adapter_files import WEIGHTS, write_safetensors
 
 pytestmark = pytest.mark.vllm
 
@@ -83,6 +85,38 @@ def test_weights_that_the_model_takes_for_one_are_refused(
     loader = Loader(run, bigcode)
     with pytest.raises(AdapterRefusedError, match="are one weight of the model"):
         loader.load(folder)
+
+
+class Worker(AdapterInspection):
+    """VLLM's worker, of a model that passes modules over; it would read the adapter."""
+
+    def __init__(self) -> None:
+        model = SimpleNamespace(lora_skip_prefixes=["vision_model.", "layers.3."])
+        manager = SimpleNamespace(_adapter_manager=SimpleNamespace(model=model))
+        self.model_runner = SimpleNamespace(lora_manager=manager)
+
+    def add_lora(self, _: object) -> None:
+        """Read it."""
+
+
+@pytest.mark.parametrize(
+    ("modules", "said"),
+    [
+        (("vision_model.fc1", "model.layers.3.cross_attn.q_proj"),
+         "model.layers.3.cross_attn.q_proj, vision_model.fc1 of this model"),
+        (("vision_model.fc1", "model.layers.2.self_attn.q_proj"), ""),
+        (("model.players.3.q_proj",), ""),
+    ],
+)  # fmt: skip
+def test_adapter_of_modules_that_the_model_passes_over_names_them(
+    tmp_path: Path, modules: tuple[str, ...], said: str
+) -> None:
+    """Llama 3.2 Vision's pictures: vLLM ends in a StopIteration without a text. One more counts."""
+    names = [f"base_model.model.{module}.lora_{part}.weight" for module in modules for part in "AB"]
+    write_safetensors(tmp_path / WEIGHTS, dict.fromkeys(names, (1, 1)))
+    kind, reason = Worker().lmi_add_adapter("a", 1, str(tmp_path))
+    assert kind == ("other" if said else "")
+    assert said in reason
 
 
 def test_request_that_is_not_finite_ends_with_an_operators_scheduler(

@@ -250,3 +250,38 @@ async def test_names_of_media_are_the_client_s_own(*, is_shared: bool) -> None:
     enter_record(None)
     prefixes = ["", ""] if is_shared else ["192.0.2.1|", "192.0.2.2|"]
     assert found == [{"image": [f"{one}0af3", None], "audio": f"{one}0af3"} for one in prefixes]
+
+
+@pytest.mark.parametrize(
+    ("device", "is_prefix", "is_refused"),
+    [("cpu", True, True), ("cpu", False, False), ("cuda", True, False)],
+)
+async def test_image_that_a_cpu_reads_in_one_direction_is_refused(
+    device: str, *, is_prefix: bool, is_refused: bool
+) -> None:
+    """PaliGemma and Gemma 3: the answer was wrong, with 200. A text is served."""
+    from vllm.config import ModelConfig  # noqa: PLC0415
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend  # noqa: PLC0415
+
+    assert hasattr(ModelConfig, "is_mm_prefix_lm")
+    assert not CPUAttentionBackend.supports_mm_prefix()  # where it does, the refusal goes
+
+    async def as_given(prompt: Any, _: object) -> Any:
+        return prompt
+
+    config = SimpleNamespace(
+        ec_transfer_config=None, device_config=SimpleNamespace(device_type=device),
+        model_config=SimpleNamespace(is_mm_prefix_lm=is_prefix),
+    )  # fmt: skip
+    renderer = SimpleNamespace(
+        tokenize_prompt_async=as_given, tokenize_prompt=None, tokenizer=None, config=config
+    )
+    guard_lengths(renderer, 1000)
+    params = SimpleNamespace(max_total_tokens=9)
+    text, picture = {"prompt": "x"}, {"prompt": "x", "multi_modal_data": {"image": [object()]}}
+    assert await renderer.tokenize_prompt_async(text, params) == text
+    if is_refused:
+        with pytest.raises(ValueError, match="an image: vLLM on a CPU reads it in one"):
+            await renderer.tokenize_prompt_async(picture, params)
+    else:
+        assert await renderer.tokenize_prompt_async(picture, params) == picture

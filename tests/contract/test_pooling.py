@@ -9,7 +9,6 @@ import orjson
 import pytest
 
 from lmi_vllm.engine.base import Engine
-from lmi_vllm.errors import EngineStartError
 from lmi_vllm.messages import OpenAICall
 from tests.contract.conftest import NO_ADAPTERS, LoopThread, start_demo_engine
 from tests.contract.vllm_configuration import translated
@@ -219,7 +218,9 @@ def test_ranker_scores_as_transformers(
 @pytest.mark.parametrize(
     ("architecture", "pooling"),
     [("CamembertModel", "MEAN"), ("Data2VecTextModel", "MEAN"), ("RobertaModel", "CLS"),
-     ("XLMRobertaForSequenceClassification", ""), ("CamembertForSequenceClassification", "")],
+     ("XLMRobertaForSequenceClassification", ""), ("CamembertForSequenceClassification", ""),
+     ("DistilBertModel", "CLS"), ("DistilBertForMaskedLM", "MEAN"),
+     ("DistilBertForSequenceClassification", "")],
 )  # fmt: skip
 def test_newer_families_match_transformers(
     run: LoopThread, tmp_path: Path, architecture: str, pooling: str
@@ -250,10 +251,35 @@ def test_newer_families_match_transformers(
         run(engine.close())
 
 
-def test_distilbert_does_not_start(run: LoopThread, tmp_path: Path) -> None:
-    """VLLM's Transformers backend does not find its attention; a release that does is welcome."""
-    from tests.support.tiny_models import family_member  # noqa: PLC0415 (imports torch)
+@pytest.mark.parametrize("architecture", ["NewModel", "NewForSequenceClassification"])
+def test_gte_v15_matches_transformers(run: LoopThread, tmp_path: Path, architecture: str) -> None:
+    """VLLM has its class under another name; `trust_remote_code` reads its configuration alone."""
+    import torch  # noqa: PLC0415 (slow to import)
+    from transformers import AutoTokenizer  # noqa: PLC0415 (slow to import)
 
-    folder = family_member(tmp_path / "model", "DistilBertModel")
-    with pytest.raises(EngineStartError, match="does not dispatch through the Transformers"):
-        start_demo_engine(run, model=str(folder), **NO_ADAPTERS)
+    from tests.support.tiny_models import gte_v15  # noqa: PLC0415 (imports torch)
+
+    folder = tmp_path / "model"
+    model = gte_v15(folder, architecture)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    arguments = translated("option.trust_remote_code=true", folder).values
+    changes = {name: arguments[name] for name in ("hf_overrides", "trust_remote_code")}
+    engine = start_demo_engine(run, model=str(folder), **NO_ADAPTERS, **changes)
+    try:
+        ask = _asking(run, engine)
+        if architecture == "NewModel":
+            _, answer = ask("embeddings", input=TEXTS, use_activation=False)
+            found = [item["embedding"] for item in answer["data"]]
+            with torch.no_grad():
+                inputs = [tokenizer(text, return_tensors="pt") for text in TEXTS]
+                expected = [model(**each).last_hidden_state[0, 0].tolist() for each in inputs]
+        else:
+            _, answer = ask("score", text_1="rain", text_2=TEXTS)
+            found = [item["score"] for item in answer["data"]]
+            with torch.no_grad():
+                inputs = [tokenizer("rain", text, return_tensors="pt") for text in TEXTS]
+                expected = [torch.sigmoid(model(**each).logits[0, 0]).item() for each in inputs]
+        wanted, got = torch.tensor(expected), torch.tensor(found)
+        assert torch.allclose(got, wanted, atol=1e-4), (got - wanted).abs().max()
+    finally:
+        run(engine.close())

@@ -334,23 +334,6 @@ def test_engine_death_reaches_every_process(run: LoopThread, vllm_engine: Engine
     assert psutil.Process().num_fds() == descriptors
 
 
-@pytest.mark.parametrize("is_prefix", [True, False])
-def test_pictures_that_a_cpu_reads_in_order_are_warned_of(
-    caplog: pytest.LogCaptureFixture, is_prefix: bool
-) -> None:
-    """Gemma 3 and PaliGemma: the attention kernel of a CPU knows no two directions."""
-    pytest.importorskip("vllm", reason="needs vLLM: make setup installs it")
-    from vllm.config import ModelConfig  # noqa: PLC0415
-    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend  # noqa: PLC0415
-
-    from lmi_vllm.engine.vllm.configuration import warn_of_pictures_in_order  # noqa: PLC0415
-
-    assert hasattr(ModelConfig, "is_mm_prefix_lm")
-    assert not CPUAttentionBackend.supports_mm_prefix()  # where it does, the warning goes
-    warn_of_pictures_in_order(SimpleNamespace(is_mm_prefix_lm=is_prefix))
-    assert ("bidirectional attention" in caplog.text) is is_prefix
-
-
 def test_start_refuses_head_size_the_cpu_kernel_lacks(run: LoopThread, tmp_path: Path) -> None:
     """Head size 16 would kill the engine at its first request; the start says so instead."""
     folder = tmp_path / "model"

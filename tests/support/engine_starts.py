@@ -10,8 +10,9 @@ from typing import Final
 # Starts that came to a ready engine, in a run of everything. A start is 10 to 20 s of a core: a new
 # scenario shares a server that is there already, or raises the number here and says why it cannot.
 # Each of three workers starts what its files share (the contract's engine, servers of scenarios):
-# a run may have some more or less than the 24 and 121 that were counted.
-BUDGETS: Final[Mapping[str, int]] = MappingProxyType({"contract": 27, "integration": 129})
+# a run may have some more or less than the 24 and 121 that were counted. The contract has five more
+# for DistilBERT and gte v1.5: each is a model of its own.
+BUDGETS: Final[Mapping[str, int]] = MappingProxyType({"contract": 32, "integration": 129})
 
 
 @dataclass

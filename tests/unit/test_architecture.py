@@ -68,7 +68,7 @@ LIBRARIES = {
     "huggingface_hub": r"extras/hub/\w+\.py",
     "xgrammar": r"extras/grammar_trials/walks\.py",
     "prometheus_client": r"telemetry/metrics\.py|web/management_routes\.py"
-    r"|extras/(exporters/lmi_series|front_ends/series|lora_series/series)\.py",
+    r"|extras/(metrics|exporters/lmi_series|front_ends/series|lora_series/series)\.py",
     "opentelemetry": r"extras/traces/spans\.py",
     "torch": r"engine/vllm/(workarounds/)?\w+\.py|extras/(seq2seq|legacy_models)/\w+\.py"
     r"|extras/(grammar_trials/guard|pickled_adapters/convert)\.py",
@@ -105,7 +105,7 @@ def allowed_names(path: str) -> str:
     """Return the pattern of what the file at `path` may import of ours."""
     package, *rest = path.split("/")
     if package == "extras":
-        return rf"(?!extras\b).*|extras\.({rest[0]}|transfer|host_memory)\..*"
+        return rf"(?!extras\b).*|extras\.({rest[0]}|transfer|host_memory|metrics)\..*"
     package = package.removesuffix(".py")
     return rf"{PACKAGES[package]}|{package}\..*"
 

@@ -118,7 +118,6 @@ def engine_config(
     if is_cpu:
         _check_cpu_head_size(config.model_config)
         _check_cpu_adapters(config)
-        warn_of_pictures_in_order(config.model_config)
     inspect_adapters(config)
     end_not_finite(config)
     return config
@@ -191,15 +190,6 @@ def _check_cpu_adapters(config: Any) -> None:
     if config.lora_config is not None and reason:
         raise EngineStartError(
             f"enable_lora: the model is {reason}; start without enable_lora, or on a GPU"
-        )
-
-
-def warn_of_pictures_in_order(model_config: Any) -> None:
-    """Warn of image tokens that need bidirectional attention: the CPU kernel's is causal."""
-    if getattr(model_config, "is_mm_prefix_lm", False):
-        logger.warning(
-            "this model needs bidirectional attention over image tokens, and vLLM on a CPU has "
-            "causal attention only: answers about images differ from those of a GPU"
         )
 
 

@@ -25,6 +25,7 @@ from typing import Final, TypeVar
 from lmi_vllm.engine.vllm.workarounds.not_finite import is_expected
 from lmi_vllm.extension import extras
 from lmi_vllm.telemetry.log_format import configure_logging
+from lmi_vllm.telemetry.log_handler import ignore_dropped, tell
 
 T = TypeVar("T")
 ENGINE_THREAD_NAME: Final = "lmi-vllm-engine-parent"
@@ -33,6 +34,8 @@ SERVER_PID_VARIABLE: Final = "LMI_VLLM_SERVER_PID"
 ERROR_FILE_VARIABLE: Final = "LMI_VLLM_ENGINE_ERROR_FILE"
 # The format of log lines; set if vLLM's lines have our format, too.
 LOG_FORMAT_VARIABLE: Final = "LMI_VLLM_LOG_FORMAT"
+# Where a process that was not forked tells how many lines of its log it dropped.
+DROPPED_LINES_VARIABLE: Final = "LMI_VLLM_DROPPED_LINES"
 # Loggers of vLLM 0.32 with the reason why an engine core or a worker did not start, or why a
 # model's class could not be inspected (a package for pictures is missing, for example).
 ENGINE_LOGGERS: Final = (
@@ -179,7 +182,11 @@ def log_as_the_server() -> None:
     kind = os.environ.get(LOG_FORMAT_VARIABLE)
     if kind in ("text", "json") and not logging.getLogger().handlers:
         level = os.environ.get("VLLM_LOGGING_LEVEL", "INFO").upper()
-        configure_logging("json" if kind == "json" else "text", level)
+        count = ignore_dropped
+        with contextlib.suppress(KeyError, OSError):  # on another machine, without /proc
+            told = os.open(os.environ[DROPPED_LINES_VARIABLE], os.O_WRONLY | os.O_NONBLOCK)
+            count = functools.partial(tell, told)
+        configure_logging("json" if kind == "json" else "text", level, count_dropped=count)
 
 
 def register_models() -> None:

@@ -11,9 +11,9 @@ from typing import Final
 
 from filelock import FileLock, Timeout
 
+from lmi_vllm.extras.metrics import ADAPTER_STORE_BYTES
 from lmi_vllm.sources.base import Limits
 from lmi_vllm.sources.local import cache_directory
-from lmi_vllm.telemetry.metrics import ADAPTER_STORE_BYTES
 
 logger = logging.getLogger(__name__)
 

@@ -26,9 +26,9 @@ from lmi_vllm.extras.adapter_store.files import SEPARATOR, AdapterFiles
 from lmi_vllm.extras.adapter_store.negative_cache import NAME, NegativeCache
 from lmi_vllm.extras.adapter_store.settings import CachePolicy
 from lmi_vllm.extras.adapter_store.stores import AdapterStore, StoredAdapter
+from lmi_vllm.extras.metrics import ADAPTER_LOOKUPS
 from lmi_vllm.hooks import NO_HOOKS
 from lmi_vllm.sources.base import InterruptedTransferError, UnreachableError
-from lmi_vllm.telemetry.metrics import ADAPTER_LOOKUPS
 
 logger = logging.getLogger(__name__)
 

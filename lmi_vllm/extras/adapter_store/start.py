@@ -15,10 +15,10 @@ from lmi_vllm.extras.adapter_store.files import locked_files
 from lmi_vllm.extras.adapter_store.on_demand import OnDemandAdapters
 from lmi_vllm.extras.adapter_store.settings import GIB, AdapterStoreSettings, CachePolicy
 from lmi_vllm.extras.adapter_store.stores import open_adapter_store
+from lmi_vllm.extras.metrics import COLD_ADAPTER_SECONDS
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import EngineArguments
 from lmi_vllm.server.context import ServerEvents
-from lmi_vllm.telemetry.metrics import COLD_ADAPTER_SECONDS
 from lmi_vllm.telemetry.records import RequestSummary, current_record
 
 logger = logging.getLogger(__name__)

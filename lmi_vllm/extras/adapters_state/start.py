@@ -20,12 +20,12 @@ from lmi_vllm.extras.adapters_state.file import AdapterStateFile
 from lmi_vllm.extras.adapters_state.settings import AdaptersStateSettings
 from lmi_vllm.extras.adapters_state.shared_object import StateObject
 from lmi_vllm.extras.adapters_state.sharing import ReplicaAdapters
+from lmi_vllm.extras.metrics import STATE_AGE_SECONDS, STATE_MISSING
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import EngineArguments
 from lmi_vllm.server.context import ServerEvents
 from lmi_vllm.sources.local import is_url, without_file_scheme
 from lmi_vllm.sources.table import store_of
-from lmi_vllm.telemetry.metrics import STATE_AGE_SECONDS, STATE_MISSING
 
 logger = logging.getLogger(__name__)
 

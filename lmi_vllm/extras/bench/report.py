@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from lmi_vllm.extras.bench.plan import RequestOutcome
 from lmi_vllm.extras.bench.run import LoadRun
-from lmi_vllm.telemetry.observers import percentile
+from lmi_vllm.extras.metrics import percentile
 
 PERCENTILES: Final = (50, 90, 95, 99)
 MAX_ERROR_LENGTH: Final = 100  # characters of an error's example

@@ -16,8 +16,8 @@ from lmi_vllm.config import parsers as parse
 from lmi_vllm.config.options.row import variable
 from lmi_vllm.config.settings import ExtraSettings
 from lmi_vllm.extras.exporters.lmi_series import counted_as
+from lmi_vllm.extras.metrics import DROPPED_METRIC_LINES
 from lmi_vllm.telemetry.log_handler import MAX_QUEUED_BYTES, QueuedHandler
-from lmi_vllm.telemetry.metrics import DROPPED_METRIC_LINES
 from lmi_vllm.telemetry.records import RequestSummary
 
 logger = logging.getLogger(__name__)

@@ -7,7 +7,8 @@ from typing import ClassVar, Final
 from lmi_vllm.config import parsers as parse
 from lmi_vllm.config.options.row import FILE, option, ours
 from lmi_vllm.config.settings import ExtraSettings, Settings
-from lmi_vllm.telemetry.observers import Telemetry, percentile
+from lmi_vllm.extras.metrics import percentile
+from lmi_vllm.telemetry.observers import Telemetry
 from lmi_vllm.telemetry.records import RequestSummary
 
 logger = logging.getLogger(__name__)

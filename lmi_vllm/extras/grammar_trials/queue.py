@@ -2,7 +2,8 @@
 
 A trial may take its whole time limit. So that a client that asks for many does not make others
 wait, one source (a key, or a client's address) never has all slots. A free slot goes to the
-source that has the fewest, and of these to the one that waited longest since its last trial.
+source that has the fewest. Of these, sources whose trials were slow lately come last. Of the rest,
+the one comes first that waited longest since its last trial.
 
 A grammar that passed is compiled once more in the engine's few threads. vLLM's own queue for them
 is in order of arrival, so that one client's grammars made all others wait.
@@ -11,6 +12,7 @@ is in order of arrival, so that one client's grammars made all others wait.
 import asyncio
 import contextlib
 import threading
+import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,6 +23,7 @@ from lmi_vllm.engine.base import GRAMMAR_SOURCE
 
 MAX_TRIALS: Final = 3  # children; more would only slow each other down
 MAX_OF_ONE_SOURCE: Final = 2  # of these
+MAX_SLOW_SOURCES: Final = 4096  # that are remembered
 
 
 @dataclass(eq=False, slots=True)
@@ -33,10 +36,13 @@ class _Waiting:
 class FairSemaphore:
     """A semaphore of `MAX_TRIALS` slots that is fair between sources."""
 
+    slow_seconds: float = 1.0  # of a trial: it costs its source the place before others
     running: "Counter[str]" = field(default_factory=Counter)
     _waiting: list[_Waiting] = field(default_factory=list)
     # Sources that wait, by when they began to, or a trial of theirs began or ended.
     _since: dict[str, int] = field(default_factory=dict)
+    # The seconds of slow trials by source, half as many after each further one.
+    _slow: "OrderedDict[str, float]" = field(default_factory=OrderedDict)
     _count: int = 0
 
     @contextlib.asynccontextmanager
@@ -47,15 +53,27 @@ class FairSemaphore:
         if source not in self._since:
             self._to_the_end(source)
         self._admit()
+        began = None
         try:
             await waiter.turn
+            began = time.monotonic()
             yield
         finally:
             if waiter in self._waiting:
                 self._waiting.remove(waiter)
                 self._forget(source)
             else:
+                if began is not None:  # else it was cancelled in its turn
+                    self._charge(source, time.monotonic() - began)
                 self._release(source)
+
+    def _charge(self, source: str, seconds: float) -> None:
+        """Remember a source whose trial was slow until its further ones have been quick."""
+        cost = max(self._slow.pop(source, 0.0) / 2, seconds)
+        if cost >= self.slow_seconds:
+            self._slow[source] = cost
+        if len(self._slow) > MAX_SLOW_SOURCES:
+            self._slow.popitem(last=False)
 
     def _release(self, source: str) -> None:
         self.running[source] -= 1
@@ -66,14 +84,21 @@ class FairSemaphore:
 
     def _admit(self) -> None:
         while self.running.total() < MAX_TRIALS:
-            able = [one for one in self._waiting if self.running[one.source] < MAX_OF_ONE_SOURCE]
+            able = [
+                one
+                for one in self._waiting
+                if self.running[one.source] < MAX_OF_ONE_SOURCE and not one.turn.cancelled()
+            ]
             if not able:
                 return
-            first = min(able, key=lambda one: (self.running[one.source], self._since[one.source]))
+            first = min(able, key=self._order)
             self._waiting.remove(first)
             self._to_the_end(first.source)
             self.running[first.source] += 1
             first.turn.set_result(None)
+
+    def _order(self, one: _Waiting) -> tuple[int, bool, int]:
+        return self.running[one.source], one.source in self._slow, self._since[one.source]
 
     def _to_the_end(self, source: str) -> None:
         self._count += 1

@@ -14,6 +14,7 @@ from lmi_vllm.extras.grammar_trials.walks import TriedGrammar, walk
 
 WALK_TOKENS: Final = 1024  # of an answer that may be so long
 MAX_VERDICTS: Final = 4096  # verdicts
+SLOW_PART: Final = 10  # of the time that a trial may take makes its source wait behind others
 
 # An exception says what is wrong with the grammar.
 CompileGrammar = Callable[[], TriedGrammar]
@@ -27,7 +28,7 @@ class Trials:
         self._thread = thread
         self._verdicts: OrderedDict[bytes, str] = OrderedDict()
         self._running: dict[bytes, SharedTask] = {}
-        self._places = FairSemaphore()
+        self._places = FairSemaphore(slow_seconds=seconds / SLOW_PART)
 
     async def verdict(
         self, grammar: str, compile_grammar: CompileGrammar, max_tokens: int | None, source: str

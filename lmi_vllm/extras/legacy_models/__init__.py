@@ -12,6 +12,8 @@ _CLASSES: Final = (
     "Baichuan2AlibiForCausalLM",
     "DbrxForCausalLM",
     "DeciLMForCausalLM",
+    "DistilBertForSequenceClassification",
+    "DistilBertModel",
     "GPTBigCodeForCausalLM",
     "MllamaTextForCausalLM",
     "MptForCausalLM",

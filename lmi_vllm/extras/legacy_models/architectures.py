@@ -31,6 +31,7 @@ class Family:
     fields: Callable[[_Config], _Config | None] = lambda _: {}
     lack: str = ""  # what vLLM's own class lacks, where it has one
     adapters_only: bool = False  # without them vLLM's own class is as good
+    has_own_config: bool = False  # the class of its configuration is code of the model's
 
 
 def _baichuan(config: _Config) -> _Config | None:
@@ -109,12 +110,50 @@ def _mpt(config: _Config) -> _Config | None:
     }
 
 
+def _distilbert(config: _Config) -> _Config:
+    """Return DistilBERT's fields under BERT's names."""
+    return {
+        "intermediate_size": config.get("hidden_dim", 3072),
+        "hidden_act": config.get("activation", "gelu"),
+        "layer_norm_eps": 1e-12,
+        "type_vocab_size": 1,
+    }
+
+
+def _gte(config: _Config) -> _Config | None:
+    """Return no overrides for a gte v1.5 of the shape that vLLM's class computes; else None."""
+    expected = {
+        "hidden_act": "gelu", "layer_norm_type": "layer_norm", "position_embedding_type": "rope",
+        "pack_qkv": True, "logn_attention_scale": False,
+    }  # fmt: skip
+    is_known = config.get("model_type") == "new" and all(
+        config.get(name, value) == value for name, value in expected.items()
+    )
+    return {} if is_known else None
+
+
+def _gte_ranker(config: _Config) -> _Config | None:
+    """As `_gte`; None with two types of tokens, too: vLLM's class that ranks reads none."""
+    types = config.get("type_vocab_size", 1)
+    return _gte(config) if types in (0, 1) else None
+
+
+def _gte_vectors(config: _Config) -> _Config | None:
+    """As `_gte`; None with several labels, too: it classifies tokens, and is no model of vectors.
+
+    gte-multilingual-base, which is one, names the class that classifies tokens, with one label.
+    """
+    labels = config.get("id2label")
+    return None if isinstance(labels, Mapping) and len(labels) > 1 else _gte(config)
+
+
 # Classes of LMI's families that vLLM has no LoRA layers for (0.31 to 0.33). A start with them would
 # end after the weights are fetched and loaded.
 WITHOUT_LORA: Final = frozenset(
     {
         "BloomForCausalLM", "DbrxForCausalLM", "FalconForCausalLM", "GPT2LMHeadModel",
-        "GPTJForCausalLM", "LmiDbrxForCausalLM", "LmiMptForCausalLM", "Phi3VForCausalLM",
+        "GPTJForCausalLM", "LmiDbrxForCausalLM", "LmiDistilBertForSequenceClassification",
+        "LmiMptForCausalLM", "Phi3VForCausalLM",
     }
 )  # fmt: skip
 _LLAMA: Final = (Family("LlamaForCausalLM", "same layers and tensor names"),)
@@ -125,6 +164,8 @@ _ROBERTA: Final = (
 # Types of models whose positions start behind the padding token, as RoBERTa's do.
 _SHIFTED: Final = ("camembert", "data2vec-text", "xmod")
 _DISTILBERT: Final = "DistilBert"
+_BERT: Final = "BERT's layers"
+_GTE: Final = "gte v1.5 under vLLM's name of it"
 _ALIBI: Final = "Llama's layers with ALiBi"
 # The first family whose fields are not None counts.
 FAMILIES: Final[Mapping[str, tuple[Family, ...]]] = MappingProxyType(
@@ -136,6 +177,20 @@ FAMILIES: Final[Mapping[str, tuple[Family, ...]]] = MappingProxyType(
             for head in ("Model", "ForMaskedLM", "ForSequenceClassification")
         },
         "Data2VecTextModel": (Family("RobertaModel", _ROBERTA),),
+        **{
+            f"DistilBert{head}": (Family("LmiDistilBertModel", _BERT, _distilbert),)
+            for head in ("Model", "ForMaskedLM")
+        },
+        "DistilBertForSequenceClassification": (
+            Family("LmiDistilBertForSequenceClassification", _BERT, _distilbert),
+        ),
+        "NewModel": (Family("GteNewModel", _GTE, _gte, has_own_config=True),),
+        "NewForTokenClassification": (
+            Family("GteNewModel", _GTE, _gte_vectors, has_own_config=True),
+        ),
+        "NewForSequenceClassification": (
+            Family("GteNewForSequenceClassification", _GTE, _gte_ranker, has_own_config=True),
+        ),
         "InternLMForCausalLM": _LLAMA,  # gone since vLLM 0.23; its `bias` is read
         "BaiChuanForCausalLM": (Family("LmiBaichuanForCausalLM", "Llama's layers", _baichuan),),
         "BaichuanForCausalLM": (
@@ -177,7 +232,13 @@ def map_architecture(draft: ArgumentDraft) -> None:
         draft.fail(reason)
     mapped = _override(draft.architectures, draft.config, draft.values)
     if mapped is not None:
-        overrides, sentence = mapped
+        family, overrides, sentence = mapped
+        if family.has_own_config and draft.values.get("trust_remote_code") is not True:
+            draft.fail(
+                f"architecture {draft.architectures[0]} (config.json) needs "
+                f"option.trust_remote_code=true: the class of its configuration is code of the "
+                f"model's repository"
+            )
         draft.put("hf_overrides", overrides, draft.origins.get("hf_overrides", _ORIGIN))
         draft.warn(sentence)
     elif _is_misplaced(draft.architectures, draft.config, draft.values):
@@ -228,20 +289,20 @@ def _refusal(architectures: tuple[str, ...], arguments: Mapping[str, object]) ->
         arguments.get(name) for name in ("hf_overrides", "trust_remote_code")
     ) or arguments.get("model_impl", "auto") not in (None, "auto")
     own = next((name for name in architectures if name.startswith(_DISTILBERT)), None)
-    if own is None or is_chosen or own in release.architectures:
+    if own is None or is_chosen or own in FAMILIES or own in release.architectures:
         return ""
+    served = ", ".join(name for name in FAMILIES if name.startswith(_DISTILBERT))
     return (
         f"architecture {own} cannot be served: vLLM {release.release} has no DistilBERT, and its "
-        "Transformers backend does not find the attention of one; use a model of BERT's or "
-        "RoBERTa's classes for the task, such as sentence-transformers/all-MiniLM-L6-v2 (vectors) "
-        "or cross-encoder/ms-marco-MiniLM-L-6-v2 (scores)"
+        f"Transformers backend does not find the attention of one; of DistilBERT, {served} are "
+        f"served here"
     )
 
 
 def _override(
     architectures: tuple[str, ...], config: _Config, arguments: Mapping[str, object]
-) -> tuple[_Config, str] | None:
-    """Return the overrides with the architecture, and the warning; None where none is needed."""
+) -> tuple[Family, _Config, str] | None:
+    """Return the family, its overrides, and the warning; None where none is needed."""
     given = arguments.get("hf_overrides") or {}
     if not isinstance(given, Mapping) or "architectures" in given:
         return None
@@ -265,4 +326,4 @@ def _override(
         f"architecture {own} is served as {family.served_as} ({family.why}; vLLM "
         f"{release.release} {lack}); architectures in option.hf_overrides would win"
     )
-    return {"architectures": [family.served_as], **fields, **given}, sentence
+    return family, {"architectures": [family.served_as], **fields, **given}, sentence

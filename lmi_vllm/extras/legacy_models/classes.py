@@ -2,7 +2,8 @@
 
 Each is a class that vLLM has, with a generator that renames, splits or repeats tensors while they
 are loaded. architectures.py says which checkpoint gets which class. config/models.md shows that the
-answers are Transformers'. Quantized tensors of these families are not translated; adapters are.
+answers are Transformers' (DistilBERT's: tests/contract/test_pooling.py). Quantized tensors of these
+families are not translated; adapters are.
 """
 
 import re
@@ -17,6 +18,7 @@ from vllm.distributed import (
 )
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.linear import QKVParallelLinear, RowParallelLinear
+from vllm.model_executor.models.bert import BertEmbeddingModel, BertForSequenceClassification
 from vllm.model_executor.models.bloom import BloomForCausalLM, _get_alibi_slopes
 from vllm.model_executor.models.dbrx import DbrxForCausalLM as VllmDbrx
 from vllm.model_executor.models.llama import LlamaDecoderLayer, LlamaForCausalLM
@@ -25,6 +27,7 @@ from vllm.model_executor.models.transformers import TransformersForCausalLM
 from vllm.model_executor.models.utils import WeightsMapper
 
 from lmi_vllm.extras.legacy_models.tensor_names import (
+    DISTILBERT_NAMES,
     FUSED_QKV,
     MLLAMA_NAMES,
     MPT_NAMES,
@@ -36,6 +39,8 @@ from lmi_vllm.extras.legacy_models.tensor_names import (
 )
 
 _LAYER: Final = re.compile(r"model\.layers\.(\d+)\.")
+# The head that predicts masked words: vectors have no use for it.
+_MASKED_WORDS: Final = ("vocab_transform.", "vocab_layer_norm.", "vocab_projector.")
 
 
 class DbrxForCausalLM(VllmDbrx):
@@ -250,3 +255,40 @@ class MptForCausalLM(BloomForCausalLM):
             if ".query_key_value." in name:  # BLOOM's are grouped by head; BloomModel undoes it
                 weight = weight.unflatten(0, (3, heads, -1)).transpose(0, 1).flatten(0, 2)  # noqa: PLW2901
             yield name, weight
+
+
+def _as_bert(weights: Weights, prefix: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors under BERT's names, the encoder's behind `prefix`; a token type is zero."""
+    for name, weight in renamed(weights, DISTILBERT_NAMES):
+        if name.startswith(_MASKED_WORDS):
+            continue
+        is_encoders = name.startswith(("embeddings.", "encoder."))
+        yield (prefix + name if is_encoders else name), weight
+        if name == "embeddings.word_embeddings.weight":
+            types = f"{prefix}embeddings.token_type_embeddings.weight"
+            yield types, torch.zeros(1, weight.shape[1], dtype=weight.dtype)
+
+
+class DistilBertModel(BertEmbeddingModel):  # type: ignore[misc,unused-ignore]
+    """DistilBERT that makes vectors."""
+
+    hf_to_vllm_mapper = WeightsMapper(
+        orig_to_new_substr=dict(DISTILBERT_NAMES),
+        orig_to_new_prefix={"encoder.": "model.encoder.", "embeddings.": "model.embeddings."},
+    )
+
+    def load_weights(self, weights: Weights) -> Any:
+        """Load the encoder's tensors under BERT's names."""
+        return super().load_weights(_as_bert(weights))
+
+
+class DistilBertForSequenceClassification(BertForSequenceClassification):  # type: ignore[misc,unused-ignore]
+    """DistilBERT that classifies: what is BERT's pooler is a layer of its head, with ReLU."""
+
+    def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
+        super().__init__(vllm_config=vllm_config, prefix=prefix)
+        self.bert.pooler.act_fn = torch.nn.ReLU()
+
+    def load_weights(self, weights: Weights) -> Any:
+        """Load the encoder's tensors under BERT's names, and the head's."""
+        return super().load_weights(_as_bert(weights, "bert."))

@@ -46,6 +46,21 @@ MLLAMA_NAMES: Final[Mapping[str, str]] = MappingProxyType(
         "language_model.lm_head.": "lm_head.",
     }
 )
+DISTILBERT_NAMES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "distilbert.": "",
+        "transformer.layer.": "encoder.layer.",
+        ".attention.q_lin.": ".attention.self.query.",
+        ".attention.k_lin.": ".attention.self.key.",
+        ".attention.v_lin.": ".attention.self.value.",
+        ".attention.out_lin.": ".attention.output.dense.",
+        ".sa_layer_norm.": ".attention.output.LayerNorm.",
+        ".ffn.lin1.": ".intermediate.dense.",
+        ".ffn.lin2.": ".output.dense.",
+        ".output_layer_norm.": ".output.LayerNorm.",
+        "pre_classifier.": "bert.pooler.dense.",
+    }
+)
 # Queries, keys and values are one weight of an adapter, as they are of the checkpoint.
 FUSED_QKV: Final[Mapping[str, list[str]]] = MappingProxyType(
     {"qkv_proj": ["qkv_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}

@@ -43,6 +43,7 @@ def report(style: str, series: Collectable) -> str | None:
 
 
 async def _add_report(request: web.Request, response: web.StreamResponse) -> None:
+    """Add the header to an answer of inference that asked for it; an error has none."""
     style = request.headers.get(REQUEST_HEADER)
     if not style or response.status != HTTPStatus.OK or not isinstance(response, web.Response):
         return

@@ -16,10 +16,10 @@ from typing import Final
 import torch
 
 from lmi_vllm.errors import EngineDeadError
+from lmi_vllm.extras.metrics import ENGINE_SEQUENCES
 from lmi_vllm.extras.seq2seq.batch import Delivery, RunningBatch, StepRequest
 from lmi_vllm.extras.seq2seq.model import LoadedModel
 from lmi_vllm.extras.seq2seq.text import TokenTexts
-from lmi_vllm.telemetry.metrics import ENGINE_SEQUENCES
 
 logger = logging.getLogger(__name__)
 

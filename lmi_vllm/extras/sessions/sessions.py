@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime
-from math import inf
 from pathlib import Path
 from typing import Any, ClassVar, Final, ParamSpec, TypeVar
 
@@ -146,6 +145,8 @@ class Sessions:
         self._now = now
         self._most = most
         self._lock = asyncio.Lock()
+        # What is in the files, which never change: each is read once, not for each new session.
+        self._seen: dict[str, tuple[float, str]] = {}
         # Not asyncio's own, which prompts and adapters share: a store that hangs would fill it.
         self._pool = ThreadPoolExecutor(MAX_CALLS, "sessions")
 
@@ -284,11 +285,16 @@ class Sessions:
     def _live(self) -> dict[str, list[tuple[float, str]]]:
         """Remove expired sessions; return expiry and name of the others by their client."""
         live = defaultdict[str, list[tuple[float, str]]](list)
+        seen, self._seen = self._seen, {}
         for entry in os.scandir(self.root):
-            expires, source = self._read(entry.name) or (inf, "")
+            found = seen.get(entry.name) or self._read(entry.name)
+            if found is None:
+                continue
+            expires, source = found
             if expires <= self._now():
                 shutil.rmtree(entry.path, ignore_errors=True)
-            elif expires < inf:
+            else:
+                self._seen[entry.name] = found
                 live[source].append((expires, entry.name))
         return live
 

@@ -11,10 +11,11 @@ import threading
 import time
 import tty
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
-from lmi_vllm.telemetry.log_handler import QueuedHandler, print_lines
+from lmi_vllm.telemetry.log_handler import QueuedHandler, print_lines, tell, told_lines
 
 PIPE_BYTES = 64 << 10
 
@@ -123,6 +124,31 @@ def test_forked_child_writes_its_last_log_lines(pipe: Pipe) -> None:
     child.join(20)
     assert child.exitcode == 0
     assert pipe.lines() == ["in the parent", "in the child", "end"]
+
+
+def talk(logger: logging.Logger) -> None:
+    """Be a child that says more than the pipe and its queue hold."""
+    for _ in range(1000):
+        logger.info("x" * 700)
+
+
+def test_forked_child_tells_how_many_lines_it_dropped() -> None:
+    """The metric is the parent's: a child's own copy of it is never read."""
+    counts: list[int] = []
+    told = told_lines(counts.append)
+    reading, writing = os.pipe()
+    logger = logging.Logger("x")
+    logger.addHandler(QueuedHandler(writing, partial(tell, told), most_bytes=10_000))
+    child = multiprocessing.get_context("fork").Process(target=talk, args=(logger,))
+    child.start()
+    until = time.monotonic() + 30
+    while sum(counts) < 800 and time.monotonic() < until:
+        time.sleep(0.01)
+    child.kill()
+    child.join()
+    assert 800 <= sum(counts) < 1000
+    os.close(reading)
+    os.close(writing)
 
 
 def test_printed_lines_do_not_wait_for_their_reader(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ If several workers fail at a call, the executor reads only the first failure. It
 for answers to later calls. So workers return the reason instead of raising.
 
 Two names of an adapter's weights may be one name in vLLM, which then uses the later weights. They
-were not checked together. The worker has the model's own table of names.
+were not checked together. The worker has the model's tables of names, and of those to skip.
 
 `worker_extension_cls`, vLLM's own way to add methods to workers, adds these on every platform and
 node. An operator's own class there is joined with ours. This module imports no vLLM.
@@ -74,7 +74,7 @@ class AdapterInspection:
         worker: Any = self
 
         def add() -> None:
-            _refuse_twice(worker.model_runner.lora_manager._adapter_manager.model, Path(path))
+            _check_names(worker.model_runner.lora_manager._adapter_manager.model, Path(path))
             worker.add_lora(requests.LoRARequest(name, engine_id, path))
 
         return _reason(add)
@@ -97,23 +97,31 @@ class AdapterInspection:
         return [name for name in adapter.loras if name.removesuffix(_EXPERTS_SUFFIX) not in wrapped]
 
 
-def _refuse_twice(model: Any, folder: Path) -> None:
-    """Check that no two weights are for one module of the model; vLLM would use the later one.
+def _check_names(model: Any, folder: Path) -> None:
+    """Check that no two weights are for one module of the model, and that one module is adapted.
 
     Raises:
         ValueError: two are, by the names that the model maps to one another.
+        AdapterRefusedError: every module is one that the model passes over.
         OSError: the file cannot be read.
     """
     parse = importlib.import_module("vllm.lora.utils").parse_fine_tuned_lora_name
     mapper = getattr(model, "hf_to_vllm_mapper", None)
     renaming = None if mapper is None else mapper.get_rename_mapper()
     first: dict[tuple[str, str], str] = {}
+    skipped = getattr(model, "lora_skip_prefixes", None) or ()
+    passed_over = set()
     for name in read_tensors(folder / WEIGHTS):
         if "base_layer.weight" in name:  # of the base model: vLLM reads none
+            continue
+        if any(f".{prefix}" in f".{name}" for prefix in skipped):
+            passed_over.add(module_of(name)[0])
             continue
         key = (parse(name, renaming)[0], module_of(name)[1])
         if (other := first.setdefault(key, name)) != name:
             raise ValueError(f"{name} and {other} are one weight of the model")
+    if not first:
+        refuse_ignored(sorted(passed_over))
 
 
 def _reason(call: Callable[[], object]) -> tuple[str, str]:

@@ -24,6 +24,10 @@ from typing import Any, Final
 from lmi_vllm.engine.vllm.workarounds.decoded_media import with_own_names
 
 SHORT: Final = 1000  # characters: 1 to 2 ms, since 5 MB take 5 to 9 s
+IN_ORDER: Final = (
+    "an image: vLLM on a CPU reads it in one direction, this model in both; "
+    'option.hf_overrides={"is_mm_prefix_lm": false} allows wrong answers'
+)
 # The class of vLLM's that calls copies, and where else a tokenizer's `__call__` may be from.
 _POOL: Final = "vllm.tokenizers.hf"
 _PLAIN: Final = (_POOL, "transformers.tokenization_utils_")
@@ -38,8 +42,9 @@ class TextLengths:
         self._tokenizer = renderer.tokenizer
         self._is_fast = bool(getattr(renderer.tokenizer, "is_fast", False))
         self._most = most  # characters or ids
+        self._config = renderer.config
         # With other servers, which know the names of media, too.
-        self._shares_media = renderer.config.ec_transfer_config is not None
+        self._shares_media = self._config.ec_transfer_config is not None
         self._waiting = 0  # prompts of the thread: a short one must not overtake them
 
     def takes(self, prompt: Any) -> bool:
@@ -53,8 +58,13 @@ class TextLengths:
         """Return what vLLM's method returns.
 
         Raises:
-            ValueError: the prompt is beyond our bound where the route has none; vLLM answers 400.
+            ValueError: it is beyond our bound, or has an image that is misread; vLLM answers 400.
         """
+        if prompt.get("multi_modal_data") and (
+            self._config.device_config.device_type == "cpu"
+            and self._config.model_config.is_mm_prefix_lm
+        ):
+            raise ValueError(IN_ORDER)
         if not self._shares_media:
             prompt = with_own_names(prompt)
         if params.max_total_tokens is None:

@@ -13,7 +13,7 @@ from lmi_vllm._version import __version__
 from lmi_vllm.errors import Fault
 from lmi_vllm.extras.exporters.emf import MetricLines
 from lmi_vllm.extras.exporters.sagemaker_lines import TelemetryFile
-from lmi_vllm.telemetry.metrics import DROPPED_METRIC_LINES
+from lmi_vllm.extras.metrics import DROPPED_METRIC_LINES
 from tests.unit.conftest import Ended
 
 

@@ -13,6 +13,7 @@ import pytest
 from lmi_vllm.extras.grammar_trials.child import PASSED, fork_trial, wait_for_verdict
 from lmi_vllm.extras.grammar_trials.queue import (
     MAX_OF_ONE_SOURCE,
+    MAX_SLOW_SOURCES,
     MAX_TRIALS,
     SharedTask,
 )
@@ -115,6 +116,48 @@ async def test_source_with_a_recent_trial_waits_behind_the_others(trials: Trials
     assert trials.began[4:] == ["b1", "a1", "c1"]
 
 
+async def test_sources_whose_trials_were_slow_are_behind_all_others() -> None:
+    """However many ask for slow ones again and again: a quick one has the next free place.
+
+    Where the order was that of the last trials alone, the honest one waited for 17 of the others.
+    """
+    trials = Trials()
+    trials.places.slow_seconds = 0.02
+    evil = [f"evil {number}" for number in range(20)]
+    for name in evil:
+        trials.start(name, name)
+    await settle()
+    for _ in evil:  # each has been slow once
+        await asyncio.sleep(0.02)
+        await trials.end(trials.began[-MAX_TRIALS])
+    trials.began.clear()
+    again = [trials.start(f"{name} again", name) for name in evil]
+    await settle()
+    for number in range(3):
+        trials.start(f"honest {number}", "honest")
+        await settle()
+        running = next(name for name in trials.began if name.startswith("evil"))
+        trials.began.remove(running)
+        await trials.end(running)
+        assert trials.began[-1] == f"honest {number}"
+        await trials.end(f"honest {number}")
+    for task in again:
+        task.cancel()
+    await settle()
+
+
+async def test_a_source_is_trusted_again_after_quick_trials(trials: Trials) -> None:
+    """What is remembered of it halves with each, and of no more than some sources."""
+    for source, seconds in (("a", 8.0), ("b", 0.1), ("a", 0.1), ("a", 0.1), ("a", 0.1)):
+        trials.places._charge(source, seconds)
+    assert trials.places._slow == {"a": 1.0}
+    trials.places._charge("a", 0.1)
+    assert not trials.places._slow
+    for number in range(MAX_SLOW_SOURCES + 5):
+        trials.places._charge(str(number), 2.0)
+    assert len(trials.places._slow) == MAX_SLOW_SOURCES
+
+
 async def test_disconnected_waiter_frees_its_place(trials: Trials) -> None:
     """Waiting or with a place; nothing is remembered of those who have gone."""
     tasks = [trials.start(str(number), EVIL) for number in range(8)]
@@ -126,6 +169,18 @@ async def test_disconnected_waiter_frees_its_place(trials: Trials) -> None:
     await trials.end("7")
     assert not trials.places.running
     assert not trials.places._since
+
+
+async def test_clients_that_go_together_end_without_an_error(trials: Trials) -> None:
+    """The place of one is not given to another that is going: its turn cannot be set."""
+    tasks = [trials.start(name, name) for name in "abcdef"]
+    await settle()
+    for task in tasks:
+        task.cancel()
+    ends = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [type(end) for end in ends] == [asyncio.CancelledError] * len(tasks)
+    assert trials.began == ["a", "b", "c"]
+    assert not trials.places.running
 
 
 async def test_a_trial_ends_with_the_last_that_waits_for_it() -> None:

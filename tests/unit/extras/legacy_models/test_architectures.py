@@ -246,17 +246,66 @@ def test_checkpoint_of_another_shape_is_left_to_vllm(
     assert mapped(tmp_path, own, fields) == (None, ())
 
 
-@pytest.mark.parametrize("head", ["Model", "ForMaskedLM", "ForSequenceClassification"])
-def test_distilbert_is_refused_before_it_is_fetched(
-    tmp_path: Path, explained: ExplainRun, head: str
+@pytest.mark.parametrize(
+    ("head", "served_as"),
+    [("Model", "Model"), ("ForMaskedLM", "Model"),
+     ("ForSequenceClassification", "ForSequenceClassification")],
+)  # fmt: skip
+def test_distilbert_is_served_by_our_class(tmp_path: Path, head: str, served_as: str) -> None:
+    """Under BERT's names of its fields."""
+    fields = {"hidden_dim": 192, "activation": "relu"}
+    overrides, (said,) = mapped(tmp_path, f"DistilBert{head}", fields)
+    assert overrides == {
+        "architectures": [f"LmiDistilBert{served_as}"], "hidden_act": "relu",
+        "intermediate_size": 192, "layer_norm_eps": 1e-12, "type_vocab_size": 1,
+    }  # fmt: skip
+    assert f"DistilBert{head} is served as" in said
+
+
+def test_other_heads_of_distilbert_are_refused_before_the_fetch(
+    tmp_path: Path, explained: ExplainRun
 ) -> None:
     """VLLM's own text comes once the engine has begun, and names no other model."""
-    config = {"architectures": [f"DistilBert{head}"]}
+    config = {"architectures": ["DistilBertForTokenClassification"]}
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    run = explained("", {"HF_MODEL_ID": str(tmp_path)})
-    assert any(f"DistilBert{head} cannot be served" in text for text in run.errors)
+    [error] = explained("", {"HF_MODEL_ID": str(tmp_path)}).errors
+    assert error.startswith("architecture DistilBertForTokenClassification cannot be served")
+    assert "DistilBertForSequenceClassification are served here" in error
     chosen = explained("", {"HF_MODEL_ID": str(tmp_path), "OPTION_MODEL_IMPL": "transformers"})
     assert not any("cannot be served" in text for text in chosen.errors)
+
+
+GTE = {"model_type": "new", "hidden_act": "gelu", "pack_qkv": True, "type_vocab_size": 1}
+
+
+@pytest.mark.parametrize(
+    ("head", "fields", "served_as"),
+    [
+        ("Model", {}, "GteNewModel"),
+        ("Model", {"type_vocab_size": 2}, "GteNewModel"),
+        ("Model", {"model_type": "newer"}, None),
+        ("Model", {"pack_qkv": False}, None),
+        ("Model", {"layer_norm_type": "rms_norm"}, None),
+        ("Model", {"logn_attention_scale": True}, None),
+        ("ForTokenClassification", {"id2label": {"0": "LABEL_0"}}, "GteNewModel"),
+        ("ForTokenClassification", {"id2label": {"0": "B", "1": "I"}}, None),
+        ("ForSequenceClassification", {}, "GteNewForSequenceClassification"),
+        ("ForSequenceClassification", {"type_vocab_size": 2}, None),
+    ],
+)  # fmt: skip
+def test_gte_v15_is_served_under_vllm_s_name(
+    tmp_path: Path, head: str, fields: dict[str, Any], served_as: str | None
+) -> None:
+    """Where the checkpoint is of the shape that vLLM's class computes; it needs its own code."""
+    own = f"New{head}"
+    overrides, _ = mapped(tmp_path, own, GTE | fields)
+    assert overrides == ({"architectures": [served_as]} if served_as else None)
+    model = ModelArtifacts("m", str(tmp_path), str(tmp_path))
+    for trusts in (True, False):
+        given = EngineArguments({"trust_remote_code": trusts}, {})
+        errors = translate_checkpoint(load_settings({}), model, Devices(), given).errors
+        is_named = any("needs option.trust_remote_code=true" in text for text in errors)
+        assert is_named == (served_as is not None and not trusts)
 
 
 @pytest.mark.parametrize(

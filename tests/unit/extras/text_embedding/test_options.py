@@ -1,13 +1,29 @@
 """LMI's sample configurations of its Rust and OnnxRuntime engines, and what vLLM cannot do."""
 
+import json
+from pathlib import Path
+
 import pytest
 
+from lmi_vllm.config.vllm_schema import load_release
+from lmi_vllm.extras.legacy_models import EXTRA
 from tests.unit.conftest import ExplainRun
 
 EMBEDS: dict[str, object] = {"runner": "auto", "convert": "embed"}
 RANKS: dict[str, object] = {"runner": "pooling", "convert": "classify"}
 CLS: dict[str, object] = {"pooling_type": "CLS", "use_activation": False}
 OWN: dict[str, object] = {"use_activation": False}
+# What the config.json of a sample's model names, where it is not BertModel.
+CLASSES = {
+    "sentence-camembert-large-rust": "CamembertModel",
+    "roberta-base-rust": "RobertaModel",
+    "msmarco-distilbert-base-v4-rust": "DistilBertModel",
+    "bge-reranker-rust": "XLMRobertaForSequenceClassification",
+    "e5-mistral-7b-rust": "MistralModel",
+    "gte-qwen2-7b-rust": "Qwen2ForCausalLM",
+    "gte-large-rust": "NewModel",
+    "bge-multilingual-gemma2-rust": "Gemma2Model",
+}
 # LMI's samples: name, engine, model, lines, task, pooler_config.
 SAMPLES = (
     ("bge-base-rust", "Rust", "BAAI/bge-base-en-v1.5", (), EMBEDS, OWN),
@@ -51,6 +67,24 @@ def test_sample_of_lmi_starts_with_one_warning(
     assert {argument: run.engine_args[argument] for argument in task} == task
     assert run.engine_args.get("pooler_config") == pooler
     assert run.option("normalize")["value"] is False
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda each: str(each[0]))
+def test_class_of_a_sample_s_model_is_served(
+    sample: tuple[str, str, str, tuple[str, ...], dict[str, object], object],
+    tmp_path: Path,
+    explained: ExplainRun,
+) -> None:
+    """`--offline` knows no config.json: what it names is a class of vLLM's, or mapped to one."""
+    name, engine, _, lines, _, _ = sample
+    own = CLASSES.get(name, "BertModel")
+    config = {"architectures": [own]} | ({"model_type": "new"} if own == "NewModel" else {})
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    run = explained("\n".join((f"engine={engine}", f"option.model_id={tmp_path}", *lines)))
+    assert run.errors == []
+    overrides = run.engine_args.get("hf_overrides", {"architectures": [own]})
+    [served] = overrides["architectures"]
+    assert served in {*load_release().architectures, *EXTRA.model_classes}
 
 
 @pytest.mark.parametrize("line", ["engine=Rust", "option.engine=OnnxRuntime", "engine=pytorch"])
