@@ -8,10 +8,14 @@ fifth of its time (DECISIONS.md 42).
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Final, Protocol
 
 from lmi_vllm.engine.base import Engine, EngineClient
 from lmi_vllm.messages import EngineArguments, ServingProfile
+
+# How many more objects than were freed are made until cycles among them are looked for. With
+# Python's 700 that takes 5 to 8 % of a request's CPU time (docs/performance/README.md).
+COLLECT_AFTER: Final = 20_000
 
 
 class EngineFactory(Protocol):
@@ -69,6 +73,7 @@ def freeze_heap() -> None:
     """Collect, then exempt all objects from later collections; call it when a model is ready."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(COLLECT_AFTER, *gc.get_threshold()[1:])
 
 
 def refreeze_heap() -> None:

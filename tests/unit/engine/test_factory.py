@@ -7,7 +7,12 @@ from importlib import metadata
 
 import pytest
 
-from lmi_vllm.engine.factory import freeze_heap, imports_without_collections, refreeze_heap
+from lmi_vllm.engine.factory import (
+    COLLECT_AFTER,
+    freeze_heap,
+    imports_without_collections,
+    refreeze_heap,
+)
 from lmi_vllm.engine.vllm.factory import check_libraries
 from lmi_vllm.errors import EngineStartError
 
@@ -22,7 +27,9 @@ class Cycle:
 @pytest.fixture(autouse=True)
 def thawed() -> Iterator[None]:
     """Leave the collector as it was."""
+    thresholds = gc.get_threshold()
     yield
+    gc.set_threshold(*thresholds)
     gc.unfreeze()
 
 
@@ -54,6 +61,13 @@ def test_cycles_of_the_engine_before_are_freed() -> None:
     refreeze_heap()
     assert gone() is None
     assert gc.get_freeze_count() > len(gc.get_objects())
+
+
+def test_collections_are_rare_once_a_model_is_ready() -> None:
+    """Requests in flight are looked through again and again with Python's threshold."""
+    assert gc.get_threshold()[0] < COLLECT_AFTER
+    freeze_heap()
+    assert gc.get_threshold()[0] == COLLECT_AFTER
 
 
 def test_missing_library_is_named_with_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
