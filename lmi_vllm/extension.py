@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from lmi_vllm.checks.secure_mode import AdapterCheck, StartCheck
     from lmi_vllm.commands.serve import RunMode
     from lmi_vllm.config.settings import ExtraSettings, Settings
-    from lmi_vllm.engine.base import CheckGrammar, FetchMedia
+    from lmi_vllm.engine.base import CheckGrammar, EngineGrammars, FetchMedia
     from lmi_vllm.engine.factory import EngineFactory
     from lmi_vllm.engine.vllm.outputs import TokenLane
     from lmi_vllm.server.code_start import CodeLoader
@@ -118,8 +118,8 @@ class Extra:
     grammar_trials: "Lazy[Callable[[object, float, ThreadPoolExecutor], CheckGrammar]] | None" = (
         None
     )
-    # What the engine compiles grammars in, made with vLLM's threads for that; at most one extra.
-    grammar_executor: "Lazy[Callable[[ThreadPoolExecutor], object]] | None" = None
+    # What watches grammars in the engine, made with its scheduler; at most one extra has it.
+    engine_grammars: "Lazy[Callable[[object], EngineGrammars]] | None" = None
     # What takes tokens of plain requests before vLLM's output processor, made with the tokenizer;
     # at most one extra has it.
     token_lane: "Lazy[Callable[[object], TokenLane]] | None" = None

@@ -177,6 +177,18 @@ class FetchMedia(Protocol):
         ...
 
 
+class EngineGrammars(Protocol):
+    """Watches the grammars of a scheduler's requests, in the engine."""
+
+    def bitmask(self, compute: Callable[[Any], Any], scheduled: Any) -> Any:
+        """Return what the scheduler computes for a step."""
+        ...
+
+    def slow(self, running: Collection[str]) -> dict[str, str]:
+        """Return the running requests that are to end, and why."""
+        ...
+
+
 # Raises vLLM's error if the engine may not compile a schema, regular expression or grammar (in
 # vLLM's form), for an answer of that many tokens to that client.
 CheckGrammar = Callable[[Any, int | None, str], Awaitable[None]]

@@ -21,7 +21,7 @@ from PIL import Image, ImageFile
 from vllm.exceptions import VLLMValidationError
 from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY
 
-from lmi_vllm.engine.vllm.workarounds.hostile_requests import guard_media
+from lmi_vllm.engine.vllm.workarounds.media_urls import guard_media
 from lmi_vllm.engine.vllm.workarounds.text_lengths import guard_lengths
 from lmi_vllm.messages import MediaPolicy
 from lmi_vllm.telemetry.records import RequestRecord, enter_record

@@ -37,7 +37,7 @@ from lmi_vllm.engine.vllm.names import our_errors
 from lmi_vllm.engine.vllm.openai import VllmOpenAI
 from lmi_vllm.engine.vllm.processes import in_own_thread
 from lmi_vllm.engine.vllm.start import start_vllm
-from lmi_vllm.engine.vllm.workarounds.hostile_requests import guard_media
+from lmi_vllm.engine.vllm.workarounds.media_urls import guard_media
 from lmi_vllm.engine.vllm.workarounds.text_lengths import guard_lengths
 from lmi_vllm.errors import EngineDeadError, LmiError
 from lmi_vllm.messages import (

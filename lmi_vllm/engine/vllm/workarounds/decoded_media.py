@@ -14,8 +14,8 @@ Releases: 0.31 and later.
 Shows: a PNG of 656 KB takes a thread for 7 s and 1 GB, and the event loop stands still for 2.5 s.
     A video of 64 MB in one colour takes hours in one of the few threads that decode. 82 KB of
     silence as FLAC are 105 MB, up to VLLM_MAX_AUDIO_DECODE_BYTES for each file of a request.
-May go: when tests/contract/test_media_guard.py holds without it, and
-    test_name_of_a_picture_is_the_client_s_own of integration/images_in_messages.py.
+May go: when test_plain_vllm_decodes_images_of_any_size_that_we_bound fails, and
+    test_name_of_a_picture_is_the_client_s_own of integration/images_in_messages.py holds without.
 """
 
 import io

@@ -15,7 +15,8 @@ Upstream: https://github.com/vllm-project/vllm/pull/27407 (short prompts); the b
 Releases: 0.31 and later.
 Shows: 5 MB of text block the tokenizer's one thread, and so every other prompt, for 5 to 9 s. An
     answer of 3 million tokens blocks the event loop for 1.2 s, with their texts 4 s (two cores).
-May go: when vLLM does the first (tests/contract/test_bridge.py), and test_long_texts.py holds.
+May go: when vLLM does the first (tests/contract/test_bridge.py), and the second's
+    test_plain_vllm_has_no_bound_for_texts_that_are_only_converted fails.
 """
 
 from functools import cached_property
