@@ -14,7 +14,6 @@ from lmi_vllm.messages import (
     GenerationJob,
     HttpCall,
     HttpRoute,
-    MediaPolicy,
     OpenAICall,
     OpenAIReply,
     PromptToken,
@@ -148,31 +147,6 @@ class HttpApplication(Protocol):
         Raises:
             EngineDeadError: the engine is gone.
             EngineFailureError: the application itself failed.
-        """
-        ...
-
-
-class MediaRefusedError(Exception):
-    """A URL in a message is not fetched, or not completely; the text is for the client."""
-
-
-class FetchMedia(Protocol):
-    """Fetches the media at a URL in a message."""
-
-    async def __call__(
-        self,
-        url: str,
-        policy: MediaPolicy,
-        domains: Collection[str] = (),
-        *,
-        silence_seconds: float | None = None,
-        max_bytes: int | None = None,
-        follows_redirects: bool = True,
-    ) -> bytes:
-        """Return the bytes at `url`; if there are `domains`, only from one of them.
-
-        Raises:
-            MediaRefusedError: it may not be fetched, is too large or late, or its server refuses.
         """
         ...
 

@@ -53,14 +53,14 @@ def url() -> Iterator[str]:
 
 
 def test_plain_vllm_fetches_media_from_inside_the_network(url: str) -> None:
-    """`media_urls`: no address is forbidden."""
+    """`media_urls/connector.py`: no address is forbidden."""
     from vllm.connections import HTTPConnection
 
     assert HTTPConnection().get_bytes(url, timeout=10) == b"secret"
 
 
 def test_plain_vllm_decodes_images_of_any_size_that_we_bound() -> None:
-    """`decoded_media`: 1 KB of a file becomes 200 MB, as often as a request has it."""
+    """`media_urls/decoded.py`: 1 KB of a file becomes 200 MB, as often as a request has it."""
     from vllm.multimodal.media import ImageMediaIO
 
     file, side = io.BytesIO(), 8200

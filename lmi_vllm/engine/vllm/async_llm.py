@@ -35,34 +35,16 @@ from lmi_vllm.engine.vllm.names import (
     VLLMValidationError,
     to_lora_request,
 )
-from lmi_vllm.engine.vllm.outputs import EngineOutputs, lane_for
+from lmi_vllm.engine.vllm.outputs import EngineOutputs, grammar_check, lane_for
 from lmi_vllm.engine.vllm.workarounds import CPU_WORKER, is_needed
 from lmi_vllm.engine.vllm.workarounds.not_finite import REASON, is_marked_not_finite
 from lmi_vllm.engine.vllm.workarounds.parsers import check_reasoning
 from lmi_vllm.engine.vllm.workarounds.zero_adapter import load_zero_adapter
 from lmi_vllm.errors import LmiError
-from lmi_vllm.extension import extension
 from lmi_vllm.messages import ServingProfile
 from lmi_vllm.telemetry.records import current_record
 
 KILL_POLL_SECONDS: Final = 0.01
-_UNTRIED: Final = (
-    "a schema, regular expression or grammar needs the extra grammar_trials, which is not "
-    "installed; LMI_GRAMMAR_TIMEOUT=0 serves it untried"
-)
-
-
-async def refuse_untried(*_: object) -> None:
-    """Refuse every grammar: the extra that tries them is not installed."""
-    raise VLLMValidationError(_UNTRIED)
-
-
-def grammar_check(llm: Any, seconds: float, thread: ThreadPoolExecutor) -> CheckGrammar | None:
-    """Return what tries a grammar before the engine gets it; None if LMI_GRAMMAR_TIMEOUT is 0."""
-    if not seconds:
-        return None
-    make = extension(lambda extra: extra.grammar_trials)
-    return refuse_untried if make is None else make(llm, seconds, thread)
 
 
 @dataclass(frozen=True, slots=True)

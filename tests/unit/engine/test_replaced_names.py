@@ -14,8 +14,10 @@ from lmi_vllm.engine.vllm.workarounds import ELSEWHERE, WORKAROUNDS
 ROOT: Final = Path(workarounds.__file__).parents[4]
 SEAM: Final = ROOT / "lmi_vllm/engine/vllm"
 FOLDER: Final = SEAM / "workarounds"
-# The first keeps vLLM's state of its sequences, the second compiles grammars as the engine does.
-EXTRAS: Final = (ROOT / "lmi_vllm/extras/token_lane", ROOT / "lmi_vllm/extras/grammar_trials")
+# They keep vLLM's state of its sequences, compile grammars as the engine does, and load its media.
+EXTRAS: Final = tuple(
+    ROOT / "lmi_vllm/extras" / name for name in ("token_lane", "grammar_trials", "media_urls")
+)
 ALL: Final = "all supported"
 MAX_NAMES, MAX_MODULES = 6, 10
 # How each module of the folder ends its docstring, in this order; a thread is named by its address.
@@ -95,7 +97,7 @@ FIELDS_SET: Final = {
         "state.stats.last_token_ts",
         "state.stats.num_generation_tokens",
     },
-    "workarounds/decoded_media.py": {"self.record.decoded_audio", "self.record.decoded_pixels"},
+    "media_urls/decoded.py": {"self.record.decoded_audio", "self.record.decoded_pixels"},
     "workarounds/ignored_modules.py": {"config.parallel_config.worker_extension_cls"},
     "workarounds/not_finite.py": {"computed.num_nans_in_logits", "scheduler.scheduler_cls"},
     "workarounds/prompt_logprobs.py": {"runner.num_prompt_logprobs"},
@@ -300,10 +302,11 @@ def test_each_workaround_names_a_test_that_says_when_it_may_go() -> None:
         assert f"def {elsewhere.test}(" in text, name
 
 
-# Two modules of the extra grammar_trials are such, too.
+# Two modules of each of two extras are such, too.
 DESCRIBED: Final = [
     *workaround_modules(),
     *(file for file in EXTRAS[1].glob("*.py") if file.stem in ("engine", "guard")),
+    *(file for file in EXTRAS[2].glob("*.py") if file.stem in ("connector", "decoded")),
 ]
 
 

@@ -128,13 +128,9 @@ ELSEWHERE: Final = {
     "adapter_slots": Elsewhere("adapters.py", "test_all_slots_pinned_refuses_the_next_adapter"),
     "companions": Elsewhere("factory.py", "test_companions_are_checked_only_with_a_cpu_torch"),
     "cpu_worker": Elsewhere("workarounds/__init__.py", "test_two_ranks_answer_as_one"),
-    "decoded_media": Elsewhere(
-        "workarounds/media_urls.py", "test_plain_vllm_decodes_images_of_any_size_that_we_bound"
-    ),
     "ignored_modules": Elsewhere(
         "configuration.py", "test_plain_vllm_loads_an_adapter_whose_modules_it_ignores"
     ),
-    "media_urls": Elsewhere("engine.py", "test_plain_vllm_fetches_media_from_inside_the_network"),
     "not_finite": Elsewhere("configuration.py", "test_plain_vllm_corrupts_every_later_answer"),
     "parsers": Elsewhere("bridge.py", "test_plain_vllm_parser_takes_the_square_of_its_text"),
     "request_bodies": Elsewhere("bridge.py", "test_plain_vllm_tries_a_wrong_item_as_each_kind"),

@@ -1,9 +1,8 @@
 """URLs of media in messages, which vLLM fetches from wherever they lead.
 
 vLLM checks neither the addresses that a host resolves to nor the targets of redirects, and tries
-three times with growing time limits (vllm/connections.py). Its connector gets the fetch of the
-extra media_urls by its own registry, and fetches nothing without it. What it has fetched is decoded
-within the bounds of `decoded_media`.
+three times with growing time limits (vllm/connections.py). Its connector gets our fetch by its own
+registry. What it has fetched is decoded within the bounds of `decoded`.
 
 Upstream: https://github.com/vllm-project/vllm/issues/57157.
 Releases: 0.31 and later.
@@ -15,7 +14,6 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from lmi_vllm.engine.base import FetchMedia, MediaRefusedError
 from lmi_vllm.engine.vllm.names import (
     MEDIA_CONNECTOR_REGISTRY,
     HTTPConnection,
@@ -23,20 +21,15 @@ from lmi_vllm.engine.vllm.names import (
     VLLMValidationError,
     vllm_settings,
 )
-from lmi_vllm.engine.vllm.workarounds.decoded_media import MediaBudget
-from lmi_vllm.extension import extension
+from lmi_vllm.extras.media_urls.decoded import MediaBudget
+from lmi_vllm.extras.media_urls.fetch import MediaClient, MediaRefusedError
 from lmi_vllm.messages import MediaPolicy
-
-
-async def _fetch_none(*_: object, **__: object) -> bytes:
-    """Refuse every URL: the extra that fetches them is not installed."""
-    raise MediaRefusedError("media URLs need the extra media_urls, which is not installed")
 
 
 class GuardedConnection(HTTPConnection):
     """Fetches media within a policy; the rest of vLLM's class is not used."""
 
-    def __init__(self, fetch: FetchMedia, policy: MediaPolicy, domains: tuple[str, ...]) -> None:
+    def __init__(self, fetch: MediaClient, policy: MediaPolicy, domains: tuple[str, ...]) -> None:
         super().__init__()
         self._fetch = fetch
         self._policy = policy
@@ -79,8 +72,7 @@ class GuardedConnection(HTTPConnection):
 
 def guard_media(policy: MediaPolicy) -> None:
     """Make vLLM's handlers load media within `policy`; a user's own connector stays."""
-    make = extension(lambda extra: extra.media)
-    fetch = _fetch_none if make is None else make()
+    client = MediaClient()
 
     class GuardedConnector(MediaConnector):
         """What vLLM's request parsing makes for each request with media."""
@@ -88,7 +80,7 @@ def guard_media(policy: MediaPolicy) -> None:
         def __init__(self, *arguments: Any, **options: Any) -> None:
             super().__init__(*arguments, **options)
             domains = tuple(self.allowed_media_domains)
-            self.connection = GuardedConnection(fetch, policy, domains)
+            self.connection = GuardedConnection(client, policy, domains)
             self._budget = MediaBudget(policy, vllm_settings.VLLM_MAX_AUDIO_DECODE_BYTES)
 
         def load_from_url(self, url: str, media_io: Any, **options: Any) -> Any:
