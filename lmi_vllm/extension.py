@@ -13,7 +13,7 @@ import pkgutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 if TYPE_CHECKING:
     import ssl
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from lmi_vllm.checks.secure_mode import AdapterCheck, StartCheck
     from lmi_vllm.commands.serve import RunMode
     from lmi_vllm.config.settings import ExtraSettings, Settings
-    from lmi_vllm.engine.base import CheckGrammar, FetchMedia
+    from lmi_vllm.engine.base import CheckGrammar, EngineGrammars
     from lmi_vllm.engine.factory import EngineFactory
     from lmi_vllm.engine.vllm.outputs import TokenLane
     from lmi_vllm.server.code_start import CodeLoader
@@ -111,15 +111,15 @@ class Extra:
     named_engines: "Mapping[str, Lazy[Callable[[Mapping[str, str]], EngineFactory]]]" = field(
         default_factory=lambda: MappingProxyType({})
     )
-    # What makes the client for URLs inside messages; at most one extra has it.
-    media: "Lazy[Callable[[], FetchMedia]] | None" = None
+    # What has vLLM load media of messages, within a `MediaPolicy`; at most one extra has it.
+    media: "Lazy[Callable[[Any], None]] | None" = None
     # What tries a grammar before the engine gets it, made with the engine's client, and with the
     # seconds and the thread of its trials; at most one extra has it.
     grammar_trials: "Lazy[Callable[[object, float, ThreadPoolExecutor], CheckGrammar]] | None" = (
         None
     )
-    # What the engine compiles grammars in, made with vLLM's threads for that; at most one extra.
-    grammar_executor: "Lazy[Callable[[ThreadPoolExecutor], object]] | None" = None
+    # What watches grammars in the engine, made with its scheduler; at most one extra has it.
+    engine_grammars: "Lazy[Callable[[object], EngineGrammars]] | None" = None
     # What takes tokens of plain requests before vLLM's output processor, made with the tokenizer;
     # at most one extra has it.
     token_lane: "Lazy[Callable[[object], TokenLane]] | None" = None

@@ -14,7 +14,6 @@ from lmi_vllm.messages import (
     GenerationJob,
     HttpCall,
     HttpRoute,
-    MediaPolicy,
     OpenAICall,
     OpenAIReply,
     PromptToken,
@@ -152,28 +151,15 @@ class HttpApplication(Protocol):
         ...
 
 
-class MediaRefusedError(Exception):
-    """A URL in a message is not fetched, or not completely; the text is for the client."""
+class EngineGrammars(Protocol):
+    """Watches the grammars of a scheduler's requests, in the engine."""
 
+    def bitmask(self, compute: Callable[[Any], Any], scheduled: Any) -> Any:
+        """Return what the scheduler computes for a step."""
+        ...
 
-class FetchMedia(Protocol):
-    """Fetches the media at a URL in a message."""
-
-    async def __call__(
-        self,
-        url: str,
-        policy: MediaPolicy,
-        domains: Collection[str] = (),
-        *,
-        silence_seconds: float | None = None,
-        max_bytes: int | None = None,
-        follows_redirects: bool = True,
-    ) -> bytes:
-        """Return the bytes at `url`; if there are `domains`, only from one of them.
-
-        Raises:
-            MediaRefusedError: it may not be fetched, is too large or late, or its server refuses.
-        """
+    def slow(self, running: Collection[str]) -> dict[str, str]:
+        """Return the running requests that are to end, and why."""
         ...
 
 

@@ -1,14 +1,19 @@
 """Rows of the base model beside adapters' rows on a CPU, by our worker or without it."""
 
-from collections.abc import Callable
+import asyncio
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lmi_vllm.engine.base import Engine
 from lmi_vllm.engine.vllm.workarounds import is_affected
 from lmi_vllm.engine.vllm.workarounds.base_rows import skipping_base_rows
 from tests.contract.adapter_loader import Loader
 from tests.contract.conftest import DEMO_ADAPTERS, LoopThread, start_demo_engine
+from tests.support.adapter_files import make_head_adapter
 
 pytestmark = pytest.mark.vllm
 torch = pytest.importorskip("torch")
@@ -66,16 +71,63 @@ def test_plain_vllm_computes_base_rows_with_an_adapter() -> None:
     assert is_wrong == is_affected("vllm", "0.33")
 
 
-def test_base_rows_stay_base_with_a_foreign_worker(run: LoopThread) -> None:
-    """Who brings a worker of their own gets the all-zero adapter for base rows instead."""
+@pytest.fixture(scope="module")
+def foreign(run: LoopThread) -> Iterator[Engine]:
+    """An engine whose worker is vLLM's own: nothing of `workarounds` acts in it."""
     engine = start_demo_engine(
         run, worker_cls="vllm.v1.worker.cpu_worker.CPUWorker", max_num_seqs=8
     )
-    adapters = Loader(run, engine)
+    yield engine
+    run(engine.close())
+
+
+def test_base_rows_stay_base_with_a_foreign_worker(run: LoopThread, foreign: Engine) -> None:
+    """Who brings a worker of their own gets the all-zero adapter for base rows instead."""
+    adapters = Loader(run, foreign)
     base = adapters.ask()
     refs = [adapters.load(DEMO_ADAPTERS / name) for name in ("capitals", "json")]
     first, second = (adapters.ask(ref) for ref in refs)
     assert len({base, first, second}) == 3
     mixed = adapters.ask_together(None, refs[0], None, refs[1], None)
     assert mixed == [base, first, base, second, base]
-    run(engine.close())
+
+
+def test_plain_vllm_mixes_prompt_logprobs_of_a_batch(
+    run: LoopThread, foreign: Engine, tmp_path: Path
+) -> None:
+    """Beside another request they are of its adapter, or the engine ends; it is not asked again."""
+    from vllm import SamplingParams  # noqa: PLC0415
+    from vllm.v1.engine.async_llm import AsyncLLM  # noqa: PLC0415
+    from vllm.v1.engine.exceptions import EngineDeadError  # noqa: PLC0415
+
+    from lmi_vllm.engine.vllm.names import to_lora_request  # noqa: PLC0415 (imports vLLM)
+
+    adapters = Loader(run, foreign)
+    head = adapters.load(make_head_adapter(tmp_path / "head", seed=77))
+
+    llm, numbers = foreign._llm, itertools.count()  # type: ignore[attr-defined]
+    known = llm.adapters.find(head.engine_id, head.name)
+
+    async def one(*, with_head: bool) -> list[float]:
+        sampling = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True, prompt_logprobs=0)
+        lora = to_lora_request(known) if with_head else None
+        prompt = {"prompt_token_ids": [5, 6, 7, 8, 9, 10]}
+        name = f"plain-{next(numbers)}"
+        replies = AsyncLLM.generate(llm, prompt, sampling, name, lora_request=lora)
+        (reply,) = [reply async for reply in replies if reply.finished]
+        return [next(iter(token.values())).logprob for token in reply.prompt_logprobs[1:]]
+
+    async def asked(*with_head: bool) -> list[list[float]]:
+        return await asyncio.gather(*(one(with_head=each) for each in with_head))
+
+    alone = [run(asked(each))[0] for each in (False, True)]
+    try:
+        mixed = run(asked(False, True, False, True))
+    except EngineDeadError:
+        return
+    expected = [*alone, *alone]
+    assert any(
+        abs(one - other) > 0.01
+        for found, wanted in zip(mixed, expected, strict=True)
+        for one, other in zip(found, wanted, strict=True)
+    )

@@ -185,9 +185,7 @@ async def test_grammars_are_refused_without_the_trials_extra() -> None:
     from vllm.exceptions import VLLMValidationError  # noqa: PLC0415 (as below)
     from vllm.sampling_params import StructuredOutputsParams  # noqa: PLC0415
 
-    from lmi_vllm.engine.vllm.workarounds.hostile_requests import (  # noqa: PLC0415 (imports vLLM)
-        refuse_untried,
-    )
+    from lmi_vllm.engine.vllm.outputs import refuse_untried  # noqa: PLC0415 (imports vLLM)
 
     with pytest.raises(VLLMValidationError, match="needs the extra grammar_trials"):
         await refuse_untried(StructuredOutputsParams(regex="[0-9]"), 8, "")

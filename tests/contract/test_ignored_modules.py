@@ -69,6 +69,20 @@ def test_modules_that_vllm_ignores_are_refused(
     assert loader.ask() == base
 
 
+def test_plain_vllm_loads_an_adapter_whose_modules_it_ignores(
+    run: LoopThread, bigcode: Engine, tmp_path: Path
+) -> None:
+    """By its own call, past ours: it says that all is well, and answers as the base model."""
+    from vllm.lora.request import LoRARequest  # noqa: PLC0415
+
+    from tests.support.gpt_bigcode import gpt_bigcode_adapter  # noqa: PLC0415
+
+    folder = gpt_bigcode_adapter(tmp_path / "attention", "attn.c_attn")
+    core = Loader(run, bigcode).engine._llm.engine_core
+    assert run(core.add_lora_async(LoRARequest("ignored", 77, str(folder)))) is True
+    assert run(core.remove_lora_async(77)) is True
+
+
 def test_weights_that_the_model_takes_for_one_are_refused(
     run: LoopThread, bigcode: Engine, tmp_path: Path
 ) -> None:

@@ -21,8 +21,8 @@ from PIL import Image, ImageFile
 from vllm.exceptions import VLLMValidationError
 from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY
 
-from lmi_vllm.engine.vllm.workarounds.hostile_requests import guard_media
 from lmi_vllm.engine.vllm.workarounds.text_lengths import guard_lengths
+from lmi_vllm.extras.media_urls.connector import guard_media
 from lmi_vllm.messages import MediaPolicy
 from lmi_vllm.telemetry.records import RequestRecord, enter_record
 
@@ -77,6 +77,16 @@ async def test_connector_refuses_addresses_that_are_not_public(url: str) -> None
         await connector.fetch_image_async(url)
     with pytest.raises(VLLMValidationError, match="does not lead to a public address"):
         connector.fetch_image(url)
+
+
+async def test_no_media_are_loaded_without_the_extra(url: str) -> None:
+    """Neither of a URL nor of data: nothing would bound what is decoded."""
+    from lmi_vllm.engine.vllm.engine import NoMedia  # noqa: PLC0415 (imports all of vLLM)
+
+    with pytest.raises(VLLMValidationError, match="need the extra media_urls"):
+        await NoMedia().fetch_image_async(url)
+    with pytest.raises(VLLMValidationError, match="need the extra media_urls"):
+        NoMedia().fetch_image(data_url(png()))
 
 
 async def test_connector_fetches_where_allowed(url: str) -> None:

@@ -191,7 +191,7 @@ async def _together(engine: Any, adapters: Iterable[Any]) -> list[Any]:
 
 def test_blocks_of_a_not_finite_request_are_not_reused_by_prefix() -> None:
     """Before they are freed; the null block stays; requests of others are not touched."""
-    from lmi_vllm.engine.vllm.workarounds.hostile_requests import (  # noqa: PLC0415 (imports vLLM)
+    from lmi_vllm.engine.vllm.workarounds.scheduler import (  # noqa: PLC0415 (imports vLLM)
         GuardedScheduler,
     )
 
@@ -212,7 +212,7 @@ def test_blocks_of_a_not_finite_request_are_not_reused_by_prefix() -> None:
 
 def test_blocks_with_nan_leave_the_prefix_cache_before_reuse() -> None:
     """In the step itself: vLLM frees the blocks of a request that it ends there."""
-    from lmi_vllm.engine.vllm.workarounds.hostile_requests import (  # noqa: PLC0415 (imports vLLM)
+    from lmi_vllm.engine.vllm.workarounds.scheduler import (  # noqa: PLC0415 (imports vLLM)
         EndsHarmfulRequests,
         GuardedScheduler,
     )
@@ -234,7 +234,7 @@ def test_blocks_with_nan_leave_the_prefix_cache_before_reuse() -> None:
 
     assert GuardedScheduler.update_from_output is EndsHarmfulRequests.update_from_output
     scheduler: Any = Guarded.__new__(Guarded)
-    scheduler._slow = set()
+    scheduler._grammars = None
     scheduler.requests = dict.fromkeys(("bad", "good"))
     scheduler.vllm_config = SimpleNamespace(
         speculative_config=None,
@@ -254,7 +254,7 @@ def test_blocks_with_nan_leave_the_prefix_cache_before_reuse() -> None:
 def test_operators_scheduler_is_joined_with_ours(caplog: pytest.LogCaptureFixture) -> None:
     """In the name that vLLM looks up; what is no scheduler of vLLM's kind is named instead."""
     caplog.set_level(logging.WARNING)  # an import of vLLM's may raise the level of every handler
-    from lmi_vllm.engine.vllm.workarounds.hostile_requests import (  # noqa: PLC0415 (imports vLLM)
+    from lmi_vllm.engine.vllm.workarounds.scheduler import (  # noqa: PLC0415 (imports vLLM)
         EndsHarmfulRequests,
     )
 

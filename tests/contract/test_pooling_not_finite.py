@@ -1,6 +1,6 @@
 """Vectors and scores that are not finite are errors, on every route, and cost others nothing.
 
-Each fails without the guards of `hostile_requests` and `async_llm`.
+Each fails without the guards of `scheduler` and `async_llm`.
 """
 
 import json

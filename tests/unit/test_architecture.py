@@ -27,7 +27,7 @@ PACKAGES = {
     r"|checks\.secure_mode\.(Adapter|Start)Check"
     r"|commands\.serve\.RunMode|config\.settings\.(Extra)?Settings"
     r"|server\.(model_files\.(AdditionalDownload|MakePackages|StartVariables)|model_manager\.WithoutModel|code_start\.CodeLoader)"
-    r"|engine\.(base\.(CheckGrammar|FetchMedia)|factory\.EngineFactory|vllm\.outputs\.TokenLane)"
+    r"|engine\.(base\.(CheckGrammar|EngineGrammars)|factory\.EngineFactory|vllm\.outputs\.TokenLane)"
     r"|server\.listeners\.ListenerContext"
     r"|server\.plan\.(AroundStart|PlannedStart|PlanVariables)"
     r"|server\.context\.(ServerLifespan|MakeProcesses)|sources\.base\.(Extract|Repositories|Store)",

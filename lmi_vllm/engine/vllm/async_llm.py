@@ -35,9 +35,8 @@ from lmi_vllm.engine.vllm.names import (
     VLLMValidationError,
     to_lora_request,
 )
-from lmi_vllm.engine.vllm.outputs import EngineOutputs, lane_for
+from lmi_vllm.engine.vllm.outputs import EngineOutputs, grammar_check, lane_for
 from lmi_vllm.engine.vllm.workarounds import CPU_WORKER, is_needed
-from lmi_vllm.engine.vllm.workarounds.hostile_requests import grammar_check
 from lmi_vllm.engine.vllm.workarounds.not_finite import REASON, is_marked_not_finite
 from lmi_vllm.engine.vllm.workarounds.parsers import check_reasoning
 from lmi_vllm.engine.vllm.workarounds.zero_adapter import load_zero_adapter

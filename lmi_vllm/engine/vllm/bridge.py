@@ -28,6 +28,7 @@ from fastapi.routing import APIRoute
 from starlette.routing import Match
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
+from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.utils.import_utils import import_plugin
 
 from lmi_vllm.engine.base import DirectEvents
@@ -36,8 +37,8 @@ from lmi_vllm.engine.vllm.async_llm import GuardedAsyncLLM
 from lmi_vllm.engine.vllm.names import VllmEngineDeadError, create_error_response, to_lora_request
 from lmi_vllm.engine.vllm.routes import SAGEMAKER, ExactRoutes, described, is_refused
 from lmi_vllm.engine.vllm.workarounds import Scope, apply
-from lmi_vllm.engine.vllm.workarounds.hostile_requests import check_body
 from lmi_vllm.engine.vllm.workarounds.parsers import limit_parsers
+from lmi_vllm.engine.vllm.workarounds.request_bodies import check_body
 from lmi_vllm.errors import (
     EngineDeadError,
     EngineFailureError,
@@ -218,7 +219,7 @@ class Bridge:
             RequestError: a conversation that is none, or an adapter is to answer what is neither a
                 JSON object nor a form.
         """
-        await check_body(call)
+        await check_body(call, ResponsesRequest)
         body, renamed = call.body, None
         if (adapter := call.adapter) is not None:
             body, renamed = _for_model(call, self.key(adapter)), self._own_name(adapter)

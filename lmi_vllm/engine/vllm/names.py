@@ -7,9 +7,12 @@ import asyncio
 import contextlib
 from collections.abc import Iterator
 
+import vllm.envs as vllm_settings
+from vllm.connections import HTTPConnection
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 from vllm.exceptions import GracefulHTTPError, VLLMClientError, VLLMValidationError
 from vllm.lora.request import LoRARequest
+from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY, MediaConnector
 from vllm.platforms import current_platform
 from vllm.reasoning import ReasoningParserManager
 from vllm.renderers.inputs.preprocess import parse_model_prompt
@@ -24,6 +27,7 @@ from vllm.v1.engine.detokenizer import FastIncrementalDetokenizer
 from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 from vllm.v1.engine.output_processor import OutputProcessor, OutputProcessorOutput
 from vllm.v1.outputs import LogprobsLists
+from vllm.v1.structured_output import StructuredOutputManager
 
 from lmi_vllm.engine.vllm.engine_calls import LoadedAdapter
 from lmi_vllm.errors import (
@@ -36,17 +40,21 @@ from lmi_vllm.errors import (
 from lmi_vllm.messages import AdapterRef
 
 __all__ = [
+    "MEDIA_CONNECTOR_REGISTRY",
     "BeamSearchParams",
     "EngineCoreOutput",
     "EngineCoreOutputs",
     "FastIncrementalDetokenizer",
+    "HTTPConnection",
     "LoRARequest",
     "LogprobsLists",
+    "MediaConnector",
     "OutputProcessor",
     "OutputProcessorOutput",
     "ReasoningParserManager",
     "RequestOutputKind",
     "SamplingParams",
+    "StructuredOutputManager",
     "StructuredOutputsParams",
     "VLLMValidationError",
     "VllmEngineDeadError",
@@ -55,6 +63,7 @@ __all__ = [
     "our_errors",
     "parse_model_prompt",
     "to_lora_request",
+    "vllm_settings",
 ]
 
 

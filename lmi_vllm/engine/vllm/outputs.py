@@ -1,15 +1,16 @@
-"""vLLM's output processor with counters; an extra's token lane may run before it.
+"""vLLM's output processor with counters, and what extras put before it and before the engine.
 
-The lane reads `EngineCoreOutput`, which vLLM's Rust front end uses, too. In a release with unknown
-fields there is no lane.
+The token lane reads `EngineCoreOutput`, which vLLM's Rust front end uses, too. In a release with
+unknown fields there is no lane.
 """
 
 import logging
 from collections.abc import Callable, Container, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, NamedTuple, Protocol, Self
 
-from lmi_vllm.engine.base import DirectChunks, DirectEvents
+from lmi_vllm.engine.base import CheckGrammar, DirectChunks, DirectEvents
 from lmi_vllm.engine.vllm.chunks import ChunkMaker, VllmSequence, count_not_finite
 from lmi_vllm.engine.vllm.names import (
     EngineCoreOutput,
@@ -17,6 +18,7 @@ from lmi_vllm.engine.vllm.names import (
     OutputProcessor,
     OutputProcessorOutput,
     RequestOutputKind,
+    VLLMValidationError,
 )
 from lmi_vllm.extension import extension
 from lmi_vllm.messages import GenerationJob, OpenAICall, ServingProfile
@@ -34,6 +36,10 @@ KNOWN_FIELDS: Final = frozenset(
         "prompt_token_id_logprobs", "error",
     }
 )  # fmt: skip
+_UNTRIED: Final = (
+    "a schema, regular expression or grammar needs the extra grammar_trials, which is not "
+    "installed; LMI_GRAMMAR_TIMEOUT=0 serves it untried"
+)
 # Model settings with which outputs have more than tokens.
 RICH_OUTPUT_SETTINGS: Final = ("return_sampling_mask", "enable_return_routed_experts")
 
@@ -186,6 +192,19 @@ class EngineOutputs(OutputProcessor):  # type: ignore[misc,unused-ignore]
         """As vLLM's, called for each message of the engine: counts steps without tokens, too."""
         self.steps += 1
         super().update_scheduler_stats(scheduler_stats)
+
+
+async def refuse_untried(*_: object) -> None:
+    """Refuse every grammar: the extra that tries them is not installed."""
+    raise VLLMValidationError(_UNTRIED)
+
+
+def grammar_check(llm: Any, seconds: float, thread: ThreadPoolExecutor) -> CheckGrammar | None:
+    """Return what tries a grammar before the engine gets it; None if LMI_GRAMMAR_TIMEOUT is 0."""
+    if not seconds:
+        return None
+    make = extension(lambda extra: extra.grammar_trials)
+    return refuse_untried if make is None else make(llm, seconds, thread)
 
 
 def lane_for(profile: ServingProfile, model_config: Any, tokenizer: Any) -> TokenLane | None:

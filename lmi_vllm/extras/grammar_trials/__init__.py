@@ -6,5 +6,5 @@ from lmi_vllm.extension import Extra, Lazy
 
 EXTRA: Final = Extra(
     grammar_trials=Lazy("lmi_vllm.extras.grammar_trials.guard:GrammarGuard"),
-    grammar_executor=Lazy("lmi_vllm.extras.grammar_trials.queue:FairExecutor"),
+    engine_grammars=Lazy("lmi_vllm.extras.grammar_trials.engine:GrammarWatch"),
 )

@@ -5,7 +5,7 @@ stopped. Then it uses the grammar for each token inside the engine's step. A req
 can make both take minutes. So a child process does both first, and only fast grammars reach the
 engine. vLLM also checks each on the event loop, so what is slow there is refused. A trial cannot
 reach every state (behind a rare word that `logit_bias` forces, for example), so the scheduler ends
-a request whose grammar becomes slow (`workarounds.hostile_requests`).
+a request whose grammar becomes slow (engine.py).
 
 Upstream: https://github.com/vllm-project/vllm/issues/54003.
 Releases: 0.31 and later, with xgrammar 0.2.8.

@@ -1,7 +1,7 @@
-"""Media URLs in messages: fetched from public addresses only, within bounds."""
+"""Media in messages: fetched from public addresses only, and decoded within bounds."""
 
 from typing import Final
 
 from lmi_vllm.extension import Extra, Lazy
 
-EXTRA: Final = Extra(media=Lazy("lmi_vllm.extras.media_urls.fetch:MediaClient"))
+EXTRA: Final = Extra(media=Lazy("lmi_vllm.extras.media_urls.connector:guard_media"))

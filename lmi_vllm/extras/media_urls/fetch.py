@@ -15,7 +15,6 @@ from urllib.parse import urljoin, urlsplit
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-from lmi_vllm.engine.base import MediaRefusedError
 from lmi_vllm.messages import MediaPolicy
 from lmi_vllm.telemetry.records import current_record
 
@@ -53,6 +52,10 @@ def _is_public(address: IPAddress) -> bool:
     is_old_private = isinstance(address, ipaddress.IPv6Address) and address.is_site_local
     is_known = address in _CLOUD_ADDRESSES or is_special or is_old_private
     return address.is_global and not is_known
+
+
+class MediaRefusedError(Exception):
+    """A URL in a message is not fetched, or not completely; the text is for the client."""
 
 
 class _Names(AbstractResolver):

@@ -14,8 +14,10 @@ from lmi_vllm.engine.vllm.workarounds import ELSEWHERE, WORKAROUNDS
 ROOT: Final = Path(workarounds.__file__).parents[4]
 SEAM: Final = ROOT / "lmi_vllm/engine/vllm"
 FOLDER: Final = SEAM / "workarounds"
-# The first keeps vLLM's state of its sequences, the second compiles grammars as the engine does.
-EXTRAS: Final = (ROOT / "lmi_vllm/extras/token_lane", ROOT / "lmi_vllm/extras/grammar_trials")
+# They keep vLLM's state of its sequences, compile grammars as the engine does, and load its media.
+EXTRAS: Final = tuple(
+    ROOT / "lmi_vllm/extras" / name for name in ("token_lane", "grammar_trials", "media_urls")
+)
 ALL: Final = "all supported"
 MAX_NAMES, MAX_MODULES = 6, 10
 # How each module of the folder ends its docstring, in this order; a thread is named by its address.
@@ -47,7 +49,7 @@ OUTSIDE: Final = (
     ("workarounds/text_lengths.py", ".tokenize_prompt_async = ", ".tokenize_prompt_async"),
 )
 # Objects whose class is ours from then on: it is made again, and gets all that the object has.
-CLASS_CHANGED: Final = {"outputs.py": 1, "workarounds/hostile_requests.py": 1}
+CLASS_CHANGED: Final = {"outputs.py": 1, "workarounds/scheduler.py": 1}
 # Fields of vLLM's own objects that are set, as vLLM itself sets them.
 FIELDS_SET: Final = {
     "async_llm.py": {
@@ -66,6 +68,11 @@ FIELDS_SET: Final = {
     "configuration.py": {
         "engine_args._api_process_count",
         "engine_args._api_process_rank",
+    },
+    "grammar_trials/engine.py": {
+        "manager.__class__",  # the engine holds that very one
+        "manager.backends",
+        "manager.executor",
     },
     "token_lane/decoding.py": {
         "detokenizer._last_output_text_offset",
@@ -90,12 +97,7 @@ FIELDS_SET: Final = {
         "state.stats.last_token_ts",
         "state.stats.num_generation_tokens",
     },
-    "workarounds/decoded_media.py": {"self.record.decoded_audio", "self.record.decoded_pixels"},
-    "workarounds/hostile_requests.py": {
-        "manager.__class__",  # the engine holds that very one
-        "manager.backends",
-        "manager.executor",
-    },
+    "media_urls/decoded.py": {"self.record.decoded_audio", "self.record.decoded_pixels"},
     "workarounds/ignored_modules.py": {"config.parallel_config.worker_extension_cls"},
     "workarounds/not_finite.py": {"computed.num_nans_in_logits", "scheduler.scheduler_cls"},
     "workarounds/prompt_logprobs.py": {"runner.num_prompt_logprobs"},
@@ -105,6 +107,20 @@ FIELDS_SET: Final = {
         "self.record.parser_seconds",
     },
 }
+# Those of them that put an object of ours where vLLM has its own: such names are replaced, too, but
+# on one object. The other fields are data, which vLLM itself sets as well.
+REPLACED_ON_OBJECTS: Final = {
+    "app.router.middleware_stack", "app.state.server", "app.user_middleware", "decoder.decoder",
+    "detokenizer.stream", "handler.parser", "handler.parser_cls", "manager.__class__",
+    "manager.executor", "responses.background_tasks", "self.engine_core.resources.engine_manager",
+    "self.engine_core.resources.coordinator",
+}  # fmt: skip
+# Modules of vLLM that are imported by their names: the server imports these files without vLLM.
+IMPORTED_BY_NAME: Final = {
+    ("processes.py", "vllm.model_executor.models"),
+    ("workarounds/ignored_modules.py", "vllm.lora.request"),
+    ("workarounds/ignored_modules.py", "vllm.lora.utils"),
+}
 # Private names of foreign objects that are read.
 PRIVATE_READ: Final = {
     "configuration.py": {
@@ -112,8 +128,8 @@ PRIVATE_READ: Final = {
         "engine_args._api_process_rank",
     },
     "token_lane/decoding.py": {"detokenizer._last_output_text_offset"},
+    "grammar_trials/engine.py": {"outputs._backend"},
     "grammar_trials/guard.py": {"outputs._backend"},
-    "workarounds/hostile_requests.py": {"outputs._backend"},
     "workarounds/ignored_modules.py": {"worker.model_runner.lora_manager._adapter_manager"},
     "workarounds/prompt_logprobs.py": {
         "runner.lora_manager._adapter_manager",
@@ -219,6 +235,22 @@ def test_only_listed_names_are_replaced() -> None:
     assert {path: names for path, names in fields.items() if names} == known
 
 
+def test_what_is_replaced_on_objects_and_imported_by_name_is_counted() -> None:
+    """Six names of vLLM's are replaced for all; twelve on one object; two files import by name."""
+    fields = set().union(*FIELDS_SET.values())
+    assert fields >= REPLACED_ON_OBJECTS
+    assert len(REPLACED_ON_OBJECTS) == 12
+    found = {
+        (path, node.args[0].value)
+        for path, tree in modules()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func).endswith("import_module")
+        and isinstance(node.args[0], ast.Constant)
+    }
+    assert found == IMPORTED_BY_NAME
+
+
 def test_private_names_of_vllm_are_the_committed_ones() -> None:
     """Each may go with any release: none is read that is not written down."""
     found = {path: names for path, tree in modules() if (names := private_names(tree))}
@@ -247,8 +279,20 @@ def test_few_modules_import_vllm() -> None:
     assert len(found) <= MAX_MODULES, found
 
 
+# Their tests hold with our guard alone. Why there is none of plain vLLM:
+ONLY_GUARDED: Final = {
+    "test_script_of_the_model_is_not_vllm_s_to_run": "one of its two cases is plain vLLM",
+    "test_all_slots_pinned_refuses_the_next_adapter": "vLLM's engine ends, or not: by chance",
+    "test_companions_are_checked_only_with_a_cpu_torch": "no such build beside our torch",
+    "test_two_ranks_answer_as_one": "vLLM's two processes end, and with them the test",
+}
+
+
 def test_each_workaround_names_a_test_that_says_when_it_may_go() -> None:
-    """The named test is there."""
+    """It is there, and one of plain vLLM unless that is impossible: ours would hold for ever."""
+    named = [row.test.rpartition(":")[2] for row in WORKAROUNDS]
+    named += [elsewhere.test for elsewhere in ELSEWHERE.values()]
+    assert {test for test in named if not test.startswith("test_plain_")} == set(ONLY_GUARDED)
     for row in WORKAROUNDS:
         file, _, function = row.test.partition(":")
         assert f"def {function}(" in (ROOT / file).read_text(encoding="utf-8"), row.target
@@ -258,8 +302,12 @@ def test_each_workaround_names_a_test_that_says_when_it_may_go() -> None:
         assert f"def {elsewhere.test}(" in text, name
 
 
-# The guard of the extra grammar_trials is one, too.
-DESCRIBED: Final = [*workaround_modules(), *EXTRAS[1].glob("guard.py")]
+# Two modules of each of two extras are such, too.
+DESCRIBED: Final = [
+    *workaround_modules(),
+    *(file for file in EXTRAS[1].glob("*.py") if file.stem in ("engine", "guard")),
+    *(file for file in EXTRAS[2].glob("*.py") if file.stem in ("connector", "decoded")),
+]
 
 
 @pytest.mark.parametrize("file", DESCRIBED, ids=lambda file: file.stem)

@@ -2,8 +2,9 @@
 
 A row of `WORKAROUNDS` replaces a name. It is applied only in its scope and for its releases, and
 can be undone. A row of `ELSEWHERE` is used in another place, which it names. Each row names the
-test that says when it may go. This module imports no vLLM: a row names its target, which is
-imported when the row is applied. The functions below the list join our classes with an operator's.
+test that says when it may go: one of plain vLLM, which fails once the defect is gone. This module
+imports no vLLM: a row names its target, which is imported when the row is applied. The functions
+below the list join our classes with an operator's.
 """
 
 import contextlib
@@ -71,15 +72,14 @@ WORKAROUNDS: Final = (
         "vllm.v1.worker.gpu_model_runner:GPUModelRunner._get_prompt_logprobs_dict",
         prompt_logprobs.one_by_one,
         Scope.LORA_WORKER,
-        "tests/contract/test_adapter_isolation.py:"
-        "test_prompt_logprobs_in_a_batch_equal_those_alone",
+        "tests/contract/test_base_rows.py:test_plain_vllm_mixes_prompt_logprobs_of_a_batch",
         is_required=True,
     ),
     Workaround(
         "vllm.v1.sample.sampler:batched_count_greater_than",
         cpu_compilation.uncompiled,
         Scope.WORKER,
-        "integration/nothing_stalls_while_serving.py:test_nothing_is_compiled_on_cpu",
+        "tests/contract/test_plain_vllm.py:test_plain_vllm_compiles_a_function_while_it_serves",
     ),
     Workaround(
         "vllm.model_executor.models.registry:_run_in_subprocess",
@@ -91,19 +91,19 @@ WORKAROUNDS: Final = (
         "torch._inductor.codecache:_HEADER_DIR",
         cpu_compilation.kept_headers,
         Scope.COMPILED_CODE,
-        "integration/compile_cache_is_kept.py:test_second_container_does_not_compile",
+        "tests/contract/test_plain_vllm.py:test_plain_torch_keeps_its_headers_beside_the_cache",
     ),
     Workaround(
         "torch._inductor.codecache:_HEADER_LOCK_DIR",
         cpu_compilation.kept_header_locks,
         Scope.COMPILED_CODE,
-        "integration/compile_cache_is_kept.py:test_second_container_does_not_compile",
+        "tests/contract/test_plain_vllm.py:test_plain_torch_keeps_its_headers_beside_the_cache",
     ),
     Workaround(
         "torch._dynamo.aot_compile_types:BundledAOTAutogradSerializableCallable.finalize_loading",
         cpu_compilation.nothing_to_finalize,
         Scope.COMPILED_CODE,
-        "integration/compile_cache_is_kept.py:test_second_container_does_not_compile",
+        "tests/contract/test_plain_vllm.py:test_plain_torch_has_no_finalize_loading_that_vllm_calls",
         adds=True,
     ),
     Workaround(
@@ -128,19 +128,21 @@ ELSEWHERE: Final = {
     "adapter_slots": Elsewhere("adapters.py", "test_all_slots_pinned_refuses_the_next_adapter"),
     "companions": Elsewhere("factory.py", "test_companions_are_checked_only_with_a_cpu_torch"),
     "cpu_worker": Elsewhere("workarounds/__init__.py", "test_two_ranks_answer_as_one"),
-    "decoded_media": Elsewhere(
-        "workarounds/hostile_requests.py", "test_large_image_is_refused_before_it_is_decoded"
+    "ignored_modules": Elsewhere(
+        "configuration.py", "test_plain_vllm_loads_an_adapter_whose_modules_it_ignores"
     ),
-    "hostile_requests": Elsewhere(
-        "engine.py", "test_connector_refuses_addresses_that_are_not_public"
-    ),
-    "ignored_modules": Elsewhere("configuration.py", "test_modules_that_vllm_ignores_are_refused"),
     "not_finite": Elsewhere("configuration.py", "test_plain_vllm_corrupts_every_later_answer"),
-    "parsers": Elsewhere("bridge.py", "test_slow_parser_is_interrupted"),
-    "text_lengths": Elsewhere("engine.py", "test_long_text_is_refused_before_it_is_converted"),
+    "parsers": Elsewhere("bridge.py", "test_plain_vllm_parser_takes_the_square_of_its_text"),
+    "request_bodies": Elsewhere("bridge.py", "test_plain_vllm_tries_a_wrong_item_as_each_kind"),
+    "scheduler": Elsewhere(
+        "workarounds/not_finite.py", "test_plain_vllm_corrupts_every_later_answer"
+    ),
+    "text_lengths": Elsewhere(
+        "engine.py", "test_plain_vllm_has_no_bound_for_texts_that_are_only_converted"
+    ),
     "zero_adapter": Elsewhere(
         "async_llm.py",
-        "test_base_rows_stay_base_with_a_foreign_worker",
+        "test_plain_vllm_computes_base_rows_with_an_adapter",
         fixed_in="0.33",
     ),
 }

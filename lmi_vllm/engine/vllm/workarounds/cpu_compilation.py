@@ -17,7 +17,7 @@ Upstream: https://github.com/torch-spyre/sendnn-inference/issues/550 (the first)
     from); the last is not reported that we know of.
 Releases: 0.31 and later, with torch 2.13.
 Shows: every stream stands still for 5 to 25 s; a start is 11, 6.5 and some more seconds longer.
-May go: each when the test of its row holds without it.
+May go: each when the test of its row fails, which is of plain vLLM or torch.
 """
 
 import os

@@ -19,7 +19,7 @@ Upstream: https://github.com/vllm-project/vllm/issues/34186 (modules), pull/5784
 Releases: 0.31 and later.
 Shows: an adapter that answers as the base model, or as half of itself, with 200; after one adapter
     that was refused, every later one fails.
-May go: when tests/contract/test_ignored_modules.py holds without it.
+May go: when test_plain_vllm_loads_an_adapter_whose_modules_it_ignores fails.
 """
 
 import importlib

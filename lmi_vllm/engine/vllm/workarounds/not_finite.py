@@ -15,13 +15,13 @@ with +Inf, or of nothing but -Inf, would answer anything, with 200. With specula
 request has several rows, and vLLM takes each for a request. So `cpu_worker` counts what the model
 gave; with any other worker it is vLLM's count, and with speculative decoding none.
 
-The scheduler is replaced (by `hostile_requests`) with `scheduler_cls`, vLLM's own way, on every
+The scheduler is replaced (by `scheduler`) with `scheduler_cls`, vLLM's own way, on every
 platform; an operator's own is joined with ours. This module imports neither vLLM nor torch.
 
 Upstream: https://github.com/vllm-project/vllm/pull/50283.
 Releases: 0.31 and later.
 Shows: an empty answer with 200; on a CPU so do all that get its blocks, until the engine restarts.
-May go: when tests/contract/test_not_finite.py and test_pooling_not_finite.py hold without it.
+May go: when test_plain_vllm_corrupts_every_later_answer fails.
 """
 
 import logging
@@ -36,7 +36,7 @@ NOT_FINITE_COUNT: Final = "VLLM_COMPUTE_NANS_IN_LOGITS"
 REASON: Final = "the model's numbers for this request are not finite (NaN or infinite)"
 GUARD: Final = "EndsHarmfulRequests"
 _VLLM: Final = "vllm."
-_SCHEDULERS: Final = "lmi_vllm.engine.vllm.workarounds.hostile_requests"
+_SCHEDULERS: Final = "lmi_vllm.engine.vllm.workarounds.scheduler"
 
 
 def end_not_finite(config: Any) -> None:

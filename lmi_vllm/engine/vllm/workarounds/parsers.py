@@ -27,7 +27,8 @@ Shows: `<dots_function_call>` and the beginning of a call, 800 times in an answe
     with a grammar ends the engine that has the reasoning parser `k2_horizon`, by
     `reasoning_effort` "none" in `reasoning_parser_kwargs`. With `deepseek_r1` and a tokenizer
     without `<think>` a grammar alone does.
-May go: when tests/contract/test_slow_parsers.py and integration/hostile_fields.py hold without it.
+May go: when test_plain_vllm_parser_takes_the_square_of_its_text fails, and
+    integration/hostile_fields.py holds without it.
 """
 
 import functools

@@ -8,7 +8,7 @@ Upstream: https://github.com/vllm-project/vllm/issues/16668.
 Releases: 0.31 and later, with model runner V1.
 Shows: numbers that differ as soon as another request shares the step; where the shapes do not
     agree `einsum` raises inside the step, and the engine ends.
-May go: when test_prompt_logprobs_in_a_batch_equal_those_alone holds without it.
+May go: when test_plain_vllm_mixes_prompt_logprobs_of_a_batch fails.
 """
 
 import contextlib

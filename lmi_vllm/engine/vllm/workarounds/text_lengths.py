@@ -1,4 +1,4 @@
-"""Texts by their length: short prompts are tokenized at once, long texts are bounded everywhere.
+"""Prompts as they are rendered: by their length, and by the names that they give to media.
 
 Short prompts. vLLM tokenizes each in a thread of the renderer, which is work for two threads
 (decision 98 has figures, under load only). Here they are tokenized on the event loop, by the
@@ -10,18 +10,24 @@ Long texts and token ids. vLLM refuses a prompt that is longer than the model's 
 tokenizes the prompt. `/tokenize` and `/detokenize` have no such bound. The renderer's calls show
 which routes have none.
 
-Upstream: https://github.com/vllm-project/vllm/pull/27407 (short prompts); the bound is not reported
-    that we know of.
+Names of media. A message may name its file (`uuid`). vLLM keeps the file under that name alone,
+where others are kept under their digest. So a client could have its picture answer for another
+client's, and could ask about a picture of which it knows the name. Here a name is a client's own.
+
+Upstream: https://github.com/vllm-project/vllm/pull/27407 (short prompts); the bound and the names
+    are not reported that we know of.
 Releases: 0.31 and later.
 Shows: 5 MB of text block the tokenizer's one thread, and so every other prompt, for 5 to 9 s. An
     answer of 3 million tokens blocks the event loop for 1.2 s, with their texts 4 s (two cores).
-May go: when vLLM does the first (tests/contract/test_bridge.py), and test_long_texts.py holds.
+May go: when vLLM does the first (tests/contract/test_bridge.py), the second's
+    test_plain_vllm_has_no_bound_for_texts_that_are_only_converted fails, and the third's
+    test_name_of_a_picture_is_the_client_s_own of integration/images_in_messages.py holds without.
 """
 
 from functools import cached_property
 from typing import Any, Final
 
-from lmi_vllm.engine.vllm.workarounds.decoded_media import with_own_names
+from lmi_vllm.telemetry.records import current_record
 
 SHORT: Final = 1000  # characters: 1 to 2 ms, since 5 MB take 5 to 9 s
 IN_ORDER: Final = (
@@ -127,3 +133,19 @@ async def render_text(renderer: Any, prompt: Any, params: Any) -> Any:
     else:
         (rendered,) = await renderer.render_cmpl_async([prompt], params)
     return rendered
+
+
+def with_own_names(prompt: Any) -> Any:
+    """Return a prompt whose names of media are names of this client; an unnamed one has None."""
+    given = prompt.get("multi_modal_uuids")
+    if not given:
+        return prompt
+    record = current_record()
+    source = "" if record is None else record.source
+    return {**prompt, "multi_modal_uuids": {kind: _own(given[kind], source) for kind in given}}
+
+
+def _own(names: Any, source: str) -> Any:
+    if isinstance(names, str):
+        return f"{source}|{names}"
+    return None if names is None else [_own(name, source) for name in names]

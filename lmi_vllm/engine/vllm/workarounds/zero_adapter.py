@@ -7,7 +7,7 @@ Upstream: https://github.com/vllm-project/vllm/pull/48421.
 Releases: 0.31 and 0.32.
 Shows: answers of the base model that change when an adapter is in use.
 May go: with 0.33 as the least release that we support; then
-    test_base_rows_stay_base_with_a_foreign_worker holds without it.
+    test_plain_vllm_computes_base_rows_with_an_adapter has nothing to show.
 """
 
 import json

@@ -14,8 +14,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from lmi_vllm.engine.base import MediaRefusedError
-from lmi_vllm.extras.media_urls.fetch import MAX_LOOKUPS, MediaClient, is_public
+from lmi_vllm.extras.media_urls.fetch import MAX_LOOKUPS, MediaClient, MediaRefusedError, is_public
 from lmi_vllm.messages import MediaPolicy
 from lmi_vllm.telemetry.records import RequestRecord, enter_record
 

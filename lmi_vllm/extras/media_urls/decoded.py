@@ -1,21 +1,16 @@
-"""Bounds on the decoded size of a request's media, and names of media that are a client's own.
+"""Bounds on the decoded size of a request's media.
 
 vLLM decodes images of up to 179 million pixels (VLLM_MAX_IMAGE_PIXELS), as many as a request has.
 So the size is read from the head of the file first. vLLM refuses files that cannot be read.
 Of a video it keeps 32 frames (with some models more), and decodes all frames before the last one.
 
-A message may name its file (`uuid`). vLLM keeps the file under that name alone, where others are
-kept under their digest. So a client could have its picture answer for another client's, and could
-ask about a picture of which it knows the name.
-
-Upstream: https://github.com/vllm-project/vllm/pull/47010 (images), 57525 (videos). The names are
-    not reported that we know of.
+Upstream: https://github.com/vllm-project/vllm/pull/47010 (images), 57525 (videos).
 Releases: 0.31 and later.
 Shows: a PNG of 656 KB takes a thread for 7 s and 1 GB, and the event loop stands still for 2.5 s.
     A video of 64 MB in one colour takes hours in one of the few threads that decode. 82 KB of
     silence as FLAC are 105 MB, up to VLLM_MAX_AUDIO_DECODE_BYTES for each file of a request.
-May go: when tests/contract/test_media_guard.py holds without it, and
-    test_name_of_a_picture_is_the_client_s_own of integration/images_in_messages.py.
+May go: when test_plain_vllm_decodes_images_of_any_size_that_we_bound fails, and
+    tests/contract/test_media_guard.py holds without it.
 """
 
 import io
@@ -173,19 +168,3 @@ def _size_of_video(content: bytes) -> tuple[int, int]:
     except Exception:  # noqa: BLE001 - parsers of untrusted bytes raise anything
         return 0, 0
     return width * height, frames
-
-
-def with_own_names(prompt: Any) -> Any:
-    """Return a prompt whose names of media are names of this client; an unnamed one has None."""
-    given = prompt.get("multi_modal_uuids")
-    if not given:
-        return prompt
-    record = current_record()
-    source = "" if record is None else record.source
-    return {**prompt, "multi_modal_uuids": {kind: _own(given[kind], source) for kind in given}}
-
-
-def _own(names: Any, source: str) -> Any:
-    if isinstance(names, str):
-        return f"{source}|{names}"
-    return None if names is None else [_own(name, source) for name in names]

@@ -1,0 +1,146 @@
+"""vLLM's schedulers with the workarounds for their defects, as `cpu_worker` is for workers.
+
+`scheduler_cls` names them, vLLM's own way to replace the scheduler; an operator's own is joined
+with ours. They end requests whose numbers are not finite, forget their blocks and have blocks
+cleared (`not_finite` describes all three). They also end requests whose grammar becomes slow in the
+engine, as the extra grammar_trials says.
+
+Upstream: https://github.com/vllm-project/vllm/pull/50283 (numbers), issues/54003 (grammars).
+Releases: 0.31 and later.
+Shows: see `not_finite`, and `extras/grammar_trials/engine.py`.
+May go: with both.
+"""
+
+import logging
+from collections import defaultdict
+from collections.abc import Collection
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import FinishReason
+from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.request import RequestStatus
+
+from lmi_vllm.engine.vllm.names import EngineCoreOutput, EngineCoreOutputs, current_platform
+from lmi_vllm.engine.vllm.workarounds import CPU_WORKER, joined_class
+from lmi_vllm.engine.vllm.workarounds.not_finite import REASON, mark_not_finite
+from lmi_vllm.extension import extension
+
+logger = logging.getLogger(__name__)
+
+
+class _ClearedBlocks(KVCacheConfig):  # type: ignore[misc,unused-ignore]
+    """vLLM's description of a KV cache whose blocks are cleared before a request gets them."""
+
+    needs_kv_cache_zeroing = True
+
+
+class EndsHarmfulRequests:
+    """A mixin for vLLM's schedulers that ends harmful requests."""
+
+    vllm_config: Any
+    requests: dict[str, Any]
+    kv_cache_manager: Any
+    structured_output_manager: Any
+
+    def __init__(self, vllm_config: Any, kv_cache_config: Any, *more: Any, **named: Any) -> None:
+        if current_platform.is_cpu() and not vllm_config.use_v2_model_runner:
+            cleared = _ClearedBlocks.__new__(_ClearedBlocks)
+            cleared.__dict__ = vars(kv_cache_config)
+            kv_cache_config = cleared
+        # By name, as vLLM calls it: an operator's scheduler may take no other arguments.
+        named |= {"vllm_config": vllm_config, "kv_cache_config": kv_cache_config}
+        super().__init__(*more, **named)
+        make = extension(lambda extra: extra.engine_grammars)
+        self._grammars = None if make is None else make(self)
+
+    def get_grammar_bitmask(self, scheduled: Any) -> Any:
+        """As vLLM's, watched by the extra that tries grammars."""
+        compute = super().get_grammar_bitmask  # type: ignore[misc]
+        if self._grammars is None:
+            return compute(scheduled)
+        return self._grammars.bitmask(compute, scheduled)
+
+    def update_from_output(self, scheduled: Any, computed: Any) -> dict[int, Any]:
+        """As vLLM's; ends requests whose numbers are not finite, or whose grammar is slow."""
+        corrupted = self._corrupted(computed)
+        if not_finite := mark_not_finite(computed, self.requests):
+            self._forget_blocks(not_finite)
+        slow = {} if self._grammars is None else self._grammars.slow(computed.req_id_to_index)
+        if not corrupted and not slow:
+            done: dict[int, Any] = super().update_from_output(scheduled, computed)  # type: ignore[misc]
+            return done
+        self._forget_blocks(corrupted)
+        for name in (*corrupted, *slow):  # without a token vLLM gives it no output
+            computed.sampled_token_ids[computed.req_id_to_index[name]] = []
+        done = super().update_from_output(scheduled, computed)  # type: ignore[misc]
+        self._end(slow | dict.fromkeys(corrupted, REASON), corrupted, done)
+        return done
+
+    def _corrupted(self, computed: Any) -> dict[str, int]:
+        """Return the requests whose logits are not finite, and how many."""
+        counts = computed.num_nans_in_logits
+        if not counts or not any(counts.values()) or not self._has_a_row_for_each:
+            return {}
+        return {name: count for name, count in counts.items() if count and name in self.requests}
+
+    @cached_property
+    def _has_a_row_for_each(self) -> bool:
+        """Whether vLLM's count of NaN has a row for each request (speculative decoding)."""
+        config = self.vllm_config
+        is_ours = config.parallel_config.worker_cls == CPU_WORKER and not config.use_v2_model_runner
+        return is_ours or not config.speculative_config
+
+    def _forget_blocks(self, corrupted: Collection[str]) -> None:
+        """Remove these blocks from the prefix cache."""
+        for name in corrupted:
+            for blocks in self.kv_cache_manager.get_block_ids(name):
+                self.kv_cache_manager.evict_blocks({block for block in blocks if block})
+
+    def _end(
+        self, reasons: dict[str, str], corrupted: dict[str, int], done: dict[int, Any]
+    ) -> None:
+        last: dict[int, list[Any]] = defaultdict(list)
+        ended = self.finish_requests(reasons, RequestStatus.FINISHED_ERROR)  # type: ignore[attr-defined]
+        for request in ended:
+            last[request.client_index].append(
+                EngineCoreOutput(
+                    request_id=request.request_id,
+                    new_token_ids=[],
+                    finish_reason=FinishReason.ERROR,
+                    stop_reason=reasons[request.request_id],
+                    events=request.take_events(),
+                    trace_headers=request.trace_headers,
+                    num_nans_in_logits=corrupted.get(request.request_id, 0),
+                )
+            )
+        for client, outputs in last.items():
+            done.setdefault(client, EngineCoreOutputs()).outputs.extend(outputs)
+
+
+if not TYPE_CHECKING:  # else every name would count as one of this module
+
+    def __getattr__(name: str) -> type:
+        """Return the guard joined with an operator's scheduler; vLLM's engine calls this."""
+        joined = joined_class(EndsHarmfulRequests, name)
+        other = joined.__bases__[-1]
+        if issubclass(other, Scheduler):
+            return joined
+        logger.warning(
+            "scheduler_cls=%s.%s is no subclass of vLLM's Scheduler: a request whose numbers are "
+            "not finite, or whose grammar is slow, does not end with an error, and may spoil or "
+            "delay the answers of others",
+            other.__module__,
+            other.__qualname__,
+        )
+        return other
+
+
+class GuardedScheduler(EndsHarmfulRequests, Scheduler):  # type: ignore[misc,unused-ignore]
+    """vLLM's scheduler, which ends requests that harm others."""
+
+
+class GuardedAsyncScheduler(EndsHarmfulRequests, AsyncScheduler):  # type: ignore[misc,unused-ignore]
+    """vLLM's scheduler that is a step ahead, which ends requests that harm others."""

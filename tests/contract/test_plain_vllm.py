@@ -1,0 +1,174 @@
+"""The defects of vLLM and torch that are worked around, shown without our workarounds.
+
+A test here fails once the installed release no longer has its defect: the workaround whose row
+names it may then go, as soon as no supported release needs it. Defects that need an engine have
+theirs beside the tests of the workaround.
+"""
+
+import io
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from lmi_vllm.demo import DEMO_MODEL_DIR
+from lmi_vllm.engine.base import Engine
+from lmi_vllm.messages import MediaPolicy
+
+pytestmark = pytest.mark.vllm
+pytest.importorskip("vllm", reason="needs vLLM: make setup installs it")
+# ruff: noqa: PLC0415 - each test imports what it is about: that may move or go
+
+
+class Answering(BaseHTTPRequestHandler):
+    """Answers each request, from an address that no client of ours may reach through vLLM."""
+
+    def do_GET(self) -> None:
+        """Answer."""
+        self.send_response(200)
+        self.send_header("Content-Length", "6")
+        self.end_headers()
+        self.wfile.write(b"secret")
+
+    def log_message(self, *_: Any) -> None:
+        """Be quiet."""
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    """A server on the loopback."""
+    with HTTPServer(("127.0.0.1", 0), Answering) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/a.png"
+        server.shutdown()
+
+
+def test_plain_vllm_fetches_media_from_inside_the_network(url: str) -> None:
+    """`media_urls/connector.py`: no address is forbidden."""
+    from vllm.connections import HTTPConnection
+
+    assert HTTPConnection().get_bytes(url, timeout=10) == b"secret"
+
+
+def test_plain_vllm_decodes_images_of_any_size_that_we_bound() -> None:
+    """`media_urls/decoded.py`: 1 KB of a file becomes 200 MB, as often as a request has it."""
+    from vllm.multimodal.media import ImageMediaIO
+
+    file, side = io.BytesIO(), 8200
+    assert side**2 > MediaPolicy().max_pixels
+    Image.new("1", (side, side)).save(file, "PNG")
+    assert ImageMediaIO().load_bytes(file.getvalue()).media.size == (side, side)
+
+
+def test_plain_vllm_tries_a_wrong_item_as_each_kind() -> None:
+    """`request_bodies`: the time for an item is that of all kinds, and all items are read."""
+    from pydantic import ValidationError
+    from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
+
+    with pytest.raises(ValidationError) as raised:
+        ResponsesRequest.model_validate({"input": [{"type": "wrong"}] * 5})
+    assert raised.value.error_count() > 5 * 20
+
+
+def test_plain_vllm_takes_a_batch_of_chats_that_is_to_be_streamed() -> None:
+    """`request_bodies`: its own documentation says that it does not stream them."""
+    from vllm.entrypoints.openai.chat_completion.protocol import BatchChatCompletionRequest
+
+    chat = [{"role": "user", "content": "x"}]
+    request = BatchChatCompletionRequest.model_validate({"messages": [chat], "stream": True})
+    assert "Streaming is not supported" in str(type(request).__doc__)
+
+
+def test_plain_vllm_has_no_bound_for_texts_that_are_only_converted() -> None:
+    """`text_lengths`: the renderer gets no limit from these routes."""
+    from vllm.entrypoints.serve.tokenize.protocol import (
+        DetokenizeRequest,
+        TokenizeCompletionRequest,
+    )
+
+    config: Any = SimpleNamespace(max_model_len=8)
+    for request in (TokenizeCompletionRequest(prompt="x"), DetokenizeRequest(tokens=[1])):
+        assert request.build_tok_params(config).max_total_tokens is None
+
+
+def test_plain_vllm_parser_takes_the_square_of_its_text() -> None:
+    """`parsers`: four times the text takes about sixteen times as long."""
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+    from vllm.parser import ParserManager
+    from vllm.tokenizers import get_tokenizer
+
+    look = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+    request = ChatCompletionRequest(messages=[{"role": "user", "content": "x"}], tools=[look])
+    kind = ParserManager.get_parser("dots", enable_auto_tools=True)
+    tokenizer = get_tokenizer(str(DEMO_MODEL_DIR))
+
+    def seconds(count: int) -> float:
+        began = time.thread_time()
+        text = '{"name": "f", "arguments": {<dots_function_call>' * count
+        kind(tokenizer, request.tools).parse(text, request, enable_auto_tools=True)
+        return time.thread_time() - began
+
+    seconds(100)
+    assert seconds(1600) > 8 * seconds(400)
+
+
+def test_plain_vllm_compiles_grammars_with_the_library_of_the_first(vllm_engine: Engine) -> None:
+    """`grammar_trials/engine.py`: another request's own library is not asked."""
+    from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+    from vllm.v1.structured_output import StructuredOutputManager
+
+    llm: Any = vllm_engine._llm  # type: ignore[attr-defined]
+    manager: Any = StructuredOutputManager(llm.vllm_config)
+    used = []
+    for library in ("guidance", "xgrammar"):
+        outputs = StructuredOutputsParams(regex="a")
+        outputs._backend = library
+        sampling = SamplingParams(structured_outputs=outputs)
+        manager.grammar_init(
+            SimpleNamespace(
+                structured_output_request=SimpleNamespace(
+                    params=outputs, structured_output_key=None, grammar=None
+                ),
+                sampling_params=sampling,
+            )
+        )
+        used.append(type(manager.backend).__name__)
+    assert used == ["GuidanceBackend", "GuidanceBackend"]
+
+
+def test_plain_vllm_compiles_a_function_while_it_serves() -> None:
+    """`cpu_compilation.uncompiled`: three operations, compiled at the first request for them."""
+    from vllm.v1.sample.sampler import batched_count_greater_than
+
+    assert hasattr(batched_count_greater_than, "_torchdynamo_orig_callable")
+
+
+HEADERS = "from torch._inductor import codecache as c; print(c._HEADER_DIR, c._HEADER_LOCK_DIR)"
+
+
+def test_plain_torch_keeps_its_headers_beside_the_cache() -> None:
+    """`cpu_compilation.kept_headers`: whatever TORCHINDUCTOR_CACHE_DIR says."""
+    environ = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": "/kept"}
+    found = subprocess.run(
+        [sys.executable, "-c", HEADERS],
+        env=environ, check=True, timeout=120, capture_output=True, text=True,
+    )  # fmt: skip
+    folders = found.stdout.split()
+    assert len(folders) == 2
+    assert all(folder.startswith(tempfile.gettempdir()) for folder in folders)
+
+
+def test_plain_torch_has_no_finalize_loading_that_vllm_calls() -> None:
+    """`cpu_compilation.nothing_to_finalize`: code of a CPU is read, and compiled once more."""
+    from torch._dynamo.aot_compile_types import BundledAOTAutogradSerializableCallable
+
+    assert not hasattr(BundledAOTAutogradSerializableCallable, "finalize_loading")
