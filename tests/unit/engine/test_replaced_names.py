@@ -33,6 +33,7 @@ REPLACED: Final = {
     "vllm.v1.sample.sampler:batched_count_greater_than": ("compiles while it serves", ALL),
     "vllm.model_executor.models.registry:_run_in_subprocess": ("a process for each class", ALL),
     "vllm.renderers.base:BaseRenderer.tokenize_prompt_async": ("lengths of texts", ALL),
+    "torch:torch.load": ("tensors of clients are no larger than their bytes", ALL),
     "model_hosting_container_standards.sagemaker:bootstrap": ("runs a script of the model", ALL),
     "torch._inductor.codecache:_HEADER_DIR": ("headers made again", ALL),
     "torch._inductor.codecache:_HEADER_LOCK_DIR": ("headers made again", ALL),
@@ -45,6 +46,7 @@ REPLACED: Final = {
 OUTSIDE: Final = (
     ("async_llm.py", "self.output_processor = EngineOutputs.of(", "AsyncLLM.output_processor"),
     ("workarounds/text_lengths.py", ".tokenize_prompt_async = ", ".tokenize_prompt_async"),
+    ("workarounds/hostile_requests.py", "torch.load = ", "torch.load"),
 )
 # Objects whose class is ours from then on: it is made again, and gets all that the object has.
 CLASS_CHANGED: Final = {"outputs.py": 1, "workarounds/hostile_requests.py": 1}

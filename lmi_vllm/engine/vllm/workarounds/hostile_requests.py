@@ -39,9 +39,10 @@ import time
 from collections import defaultdict
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final
 
+import torch
 import vllm.envs as vllm_settings
 from vllm.connections import HTTPConnection
 from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY, MediaConnector
@@ -60,7 +61,7 @@ from lmi_vllm.engine.vllm.names import (
     current_platform,
 )
 from lmi_vllm.engine.vllm.workarounds import CPU_WORKER, joined_class
-from lmi_vllm.engine.vllm.workarounds.decoded_media import MediaBudget
+from lmi_vllm.engine.vllm.workarounds.decoded_media import MediaBudget, load_within
 from lmi_vllm.engine.vllm.workarounds.not_finite import REASON, mark_not_finite
 from lmi_vllm.errors import RequestError
 from lmi_vllm.extension import extension
@@ -156,6 +157,8 @@ def guard_media(policy: MediaPolicy) -> None:
             return await super().load_from_url_async(url, self._budget.bound(media_io), **options)
 
     MEDIA_CONNECTOR_REGISTRY.register("http")(GuardedConnector)
+    if getattr(torch.load, "func", None) is not load_within:
+        torch.load = partial(load_within, torch.load)
 
 
 async def check_body(call: HttpCall) -> None:
