@@ -96,7 +96,8 @@ class AdapterSources:
                 f"{', '.join(kinds)} or a hub id"
             )
         path = (named or Path(src)).absolute()
-        if _exists(path, src) or named is not None or not _looks_like_hub_id(src):
+        is_hub_id = not src.startswith(("/", ".", "~")) and src.count("/") == 1
+        if _exists(path, src) or named is not None or not is_hub_id:
             self._check_root(path, src)
             return self._unpacked(path, src), path
         if not self.policy.hub:
@@ -224,11 +225,6 @@ def _exists(path: Path, src: str) -> bool:
             f"path: {reason}"
         ) from error
     return True
-
-
-def _looks_like_hub_id(src: str) -> bool:
-    """Whether a source is `name` or `owner/name`, and no path."""
-    return not src.startswith(("/", ".", "~")) and src.count("/") == 1
 
 
 def _adapter_folder(folder: Path) -> Path:

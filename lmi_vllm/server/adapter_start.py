@@ -45,7 +45,8 @@ async def load_adapters(
     """
     model, settings, profile = ready.model, ready.translation.settings, ready.translation.profile
     folder = settings.model.adapters
-    local = _local(model, folder)
+    brought = local_adapters(Path(model.model) if is_store(model.reference) else None, folder)
+    local = {**brought, **local_adapters(model.directory, folder)}
     sources = _sources(model, ready.arguments, adapter_policy(settings), environ, local)
     registry = AdapterRegistry(
         engine,
@@ -57,7 +58,7 @@ async def load_adapters(
     )
     if not profile.enable_lora:
         return registry
-    _warn_of_hidden(model, folder, local)
+    _warn_of_hidden(model, brought, local)
     for name, path in local.items():
         try:
             await registry.register(Adapter(name, str(path), is_local=True))
@@ -84,18 +85,11 @@ def _sources(
     return AdapterSources(environ, policy, base, model.directory, own)
 
 
-def _local(model: ModelArtifacts, folder: str) -> dict[str, Path]:
-    """The adapters of the model directory, then those of the prefix with the weights."""
-    return {**_brought(model, folder), **local_adapters(model.directory, folder)}
-
-
-def _brought(model: ModelArtifacts, folder: str) -> dict[str, Path]:
-    return local_adapters(Path(model.model) if is_store(model.reference) else None, folder)
-
-
-def _warn_of_hidden(model: ModelArtifacts, folder: str, used: Mapping[str, Path]) -> None:
+def _warn_of_hidden(
+    model: ModelArtifacts, brought: Mapping[str, Path], used: Mapping[str, Path]
+) -> None:
     """Warn of adapters of a prefix that the model directory replaces."""
-    for name, path in _brought(model, folder).items():
+    for name, path in brought.items():
         if path != used[name]:
             place = mask_urls(model.reference)
             logger.warning("adapter %s: %s is used, not the one of %s", name, used[name], place)

@@ -59,7 +59,7 @@ def _scan(store: Path) -> StoreFinding:
         return StoreFinding(problem=f"model_store {store} cannot be read: {error.strerror}")
     if not children:
         return StoreFinding()
-    if not all(_may_be_model(child) for child in children):
+    if any(one.name[0] == "." or not (one.is_dir() or is_archive(one.name)) for one in children):
         return StoreFinding(directory=store)
     models = [child for child in children if not child.is_dir() or any(child.iterdir())]
     if len(models) > 1:
@@ -69,11 +69,6 @@ def _scan(store: Path) -> StoreFinding:
             f"per process: choose with -m or load_models"
         )
     return _child(models[0]) if models else StoreFinding()
-
-
-def _may_be_model(child: Path) -> bool:
-    """Whether the store's `child` counts as a model of its own."""
-    return not child.name.startswith(".") and (child.is_dir() or is_archive(child.name))
 
 
 def _child(path: Path) -> StoreFinding:

@@ -181,7 +181,8 @@ def begin_record(request: web.Request, request_id: str, telemetry: Telemetry) ->
         request.method if request.method in _METHODS else UNKNOWN_ROUTE,
         UNKNOWN_ROUTE if resource is None else resource.canonical,
         shown_path(request),
-        peer_of(request),
+        # A forwarded request has PEER; processes that may open our Unix socket are trusted.
+        request.remote or request.headers.get(PEER) or "-",
         str(path_dialect(request)),
         telemetry.observers,
     )
@@ -190,14 +191,6 @@ def begin_record(request: web.Request, request_id: str, telemetry: Telemetry) ->
         record.trace_headers = record.span.headers
     enter_record(record)
     return record
-
-
-def peer_of(request: web.Request) -> str:
-    """Return the client's address; for a forwarded request, that of the original client.
-
-    Only processes of this server, and others that may open its Unix socket, are trusted.
-    """
-    return request.remote or request.headers.get(PEER) or "-"
 
 
 def shown_path(request: web.Request) -> str:

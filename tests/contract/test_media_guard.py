@@ -4,6 +4,7 @@ import asyncio
 import base64
 import io
 import tempfile
+import zipfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +24,7 @@ from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY
 
 from lmi_vllm.engine.vllm.workarounds.text_lengths import guard_lengths
 from lmi_vllm.extras.media_urls.connector import guard_media
+from lmi_vllm.extras.media_urls.decoded import guard_tensors, load_within
 from lmi_vllm.messages import MediaPolicy
 from lmi_vllm.telemetry.records import RequestRecord, enter_record
 
@@ -199,6 +201,27 @@ async def test_video_within_the_budget_is_decoded() -> None:
         await connector.fetch_video_async(data_url(b"no video", "video/mp4"))
 
 
+LISTS = {
+    "concat": b"ffconcat version 1.0\nfile a.mp4\n",
+    "hls": b"#EXTM3U\n#EXTINF:1,\nhttp://192.0.2.1/a.ts\n",
+    "sdp": b"v=0\ns=x\nc=IN IP4 127.0.0.1\nm=video 40000 RTP/AVP 96\n",
+    "dash": b'<MPD profiles="urn:mpeg:dash:profile:isoff-on-demand:2011"></MPD>',
+}
+
+
+@pytest.mark.parametrize("content", LISTS.values(), ids=LISTS)
+async def test_list_of_other_files_is_no_video(
+    content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FFmpeg opens what they name: a video of the server's own folder was decoded for a client."""
+    (tmp_path / "a.mp4").write_bytes(base64.b64decode(video(4).partition(",")[2]))
+    monkeypatch.chdir(tmp_path)
+    guard_media(MediaPolicy())
+    connector = MEDIA_CONNECTOR_REGISTRY.load("http")
+    with pytest.raises(ValueError, match="a list of other files, or names a stream"):
+        await connector.fetch_video_async(data_url(content, "video/mp4"))
+
+
 async def test_images_of_a_request_are_counted_together() -> None:
     """Over its messages, for each of which vLLM makes a connector; another request starts again."""
     guard_media(MediaPolicy(max_pixels=4))
@@ -295,3 +318,77 @@ async def test_image_that_a_cpu_reads_in_one_direction_is_refused(
             await renderer.tokenize_prompt_async(picture, params)
     else:
         assert await renderer.tokenize_prompt_async(picture, params) == picture
+
+
+def zipped_tensor(size: int) -> bytes:
+    """Return the file of a small tensor whose storage is compressed, and has that many bytes."""
+    import torch  # noqa: PLC0415 (slow to import)
+
+    stored, packed = io.BytesIO(), io.BytesIO()
+    torch.save(torch.zeros(2, 64), stored)
+    with (
+        zipfile.ZipFile(stored) as source,
+        zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as target,
+    ):
+        for name in source.namelist():
+            target.writestr(name, bytes(size) if name.endswith("/data/0") else source.read(name))
+    return packed.getvalue()
+
+
+def test_tensor_of_a_client_is_no_larger_than_its_bytes() -> None:
+    """Compressed, sparse or repeated: each is refused before, or without, the memory it names."""
+    import torch  # noqa: PLC0415 (slow to import)
+
+    def load(content: bytes) -> Any:
+        return load_within(torch.load, io.BytesIO(content), weights_only=True)
+
+    def saved(tensor: object) -> bytes:
+        file = io.BytesIO()
+        torch.save(tensor, file)
+        return file.getvalue()
+
+    plain = torch.randn(5, 128)
+    assert torch.equal(load(saved(plain)), plain)
+    sparse = torch.sparse_coo_tensor(
+        torch.zeros(2, 1, dtype=torch.long), torch.ones(1), (30000, 30000), check_invariants=True
+    )
+    for content in (
+        zipped_tensor(1 << 22), saved(sparse), saved(torch.zeros(1).expand(10**6, 10**5)),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match="bytes when it is loaded"):
+            load(content)
+    for content in (b"PK\x03\x04", b"garbage", b"", saved({"a": 1})):
+        with pytest.raises(ValueError, match="a tensor cannot be read"):
+            load(content)
+
+
+def test_large_tensor_of_a_prompt_is_the_clients_error(tmp_path: Path) -> None:
+    """By vLLM's own function, which the handlers call: 400 that names the field."""
+    from vllm.renderers.embed_utils import safe_load_prompt_embeds  # noqa: PLC0415
+
+    guard_tensors()
+    guard_tensors()  # once is enough
+    config: Any = SimpleNamespace(enable_prompt_embeds=True)
+    with pytest.raises(VLLMValidationError, match=r"prompt_embeds.*bytes when it is loaded"):
+        safe_load_prompt_embeds(config, base64.b64encode(zipped_tensor(1 << 22)))
+    import torch  # noqa: PLC0415 (slow to import)
+
+    torch.save(torch.zeros(3), tmp_path / "x.pt")  # a file of the server's own
+    assert torch.equal(torch.load(tmp_path / "x.pt"), torch.zeros(3))
+
+
+def test_plain_vllm_loads_a_tensor_that_is_larger_than_its_bytes() -> None:
+    """Says when `guard_tensors` may go: then vLLM refuses it by itself."""
+    import torch  # noqa: PLC0415 (slow to import)
+    from vllm.renderers.embed_utils import safe_load_prompt_embeds  # noqa: PLC0415
+
+    ones, file = torch.ones(1, 100).expand(10_000, 100), io.BytesIO()
+    torch.save(ones, file)
+    content = file.getvalue()
+    config: Any = SimpleNamespace(
+        enable_prompt_embeds=True, get_hidden_size=lambda: 100, dtype=torch.float32
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "load", getattr(torch.load, "args", (torch.load,))[0])
+        tensor = safe_load_prompt_embeds(config, base64.b64encode(content))
+    assert tensor.numel() * tensor.element_size() > len(content)

@@ -51,7 +51,8 @@ def copy_adapter(source: Path, target: Path, limit: Limit, most_bytes: int) -> N
 def _copy_file(source: Path, target: Path, most_bytes: int) -> int:
     """Copy a file, even if it is replaced or extended meanwhile; return its size."""
     size = 0
-    with open(source, "rb", opener=_open_at_once) as file, target.open("wb") as copy:
+    descriptor = os.open(source, os.O_RDONLY | os.O_NONBLOCK)  # a named pipe has no writer
+    with os.fdopen(descriptor, "rb") as file, target.open("wb") as copy:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise AdapterRefusedError(f"{source} is no regular file")
         while chunk := file.read(_CHUNK_BYTES):
@@ -62,11 +63,6 @@ def _copy_file(source: Path, target: Path, most_bytes: int) -> int:
                 )
             copy.write(chunk)
     return size
-
-
-def _open_at_once(path: str, flags: int) -> int:
-    """Open a file without waiting for the writer of a named pipe."""
-    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _make_harmless(copy: Path, shown: str, limit: Limit) -> None:

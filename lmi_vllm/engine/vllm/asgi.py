@@ -117,7 +117,9 @@ class Exchange(AsyncIterator[bytes]):
         )
         status, content_type = int(start["status"]), headers.pop("content-type", "")
         content = b"" if body is None else bytes(body.get("body", b""))
-        while body is not None and body.get("more_body") and _has_length(start):
+        # An answer with a length is whole although a middleware sends it in parts.
+        is_whole = any(name.lower() == b"content-length" for name, _ in start.get("headers", ()))
+        while body is not None and body.get("more_body") and is_whole:
             body = await self._next()
             content += b"" if body is None else bytes(body.get("body", b""))
         if body is None and self._error is not None:
@@ -171,11 +173,6 @@ class Exchange(AsyncIterator[bytes]):
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
-
-
-def _has_length(start: Message) -> bool:
-    """Whether an answer is whole although a middleware sends it in parts."""
-    return any(name.lower() == b"content-length" for name, _ in start.get("headers", ()))
 
 
 def _wake(waiter: asyncio.Future[None] | None) -> None:

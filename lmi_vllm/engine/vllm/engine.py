@@ -43,7 +43,7 @@ from lmi_vllm.engine.vllm.openai import VllmOpenAI
 from lmi_vllm.engine.vllm.processes import in_own_thread
 from lmi_vllm.engine.vllm.start import start_vllm
 from lmi_vllm.engine.vllm.workarounds.text_lengths import guard_lengths
-from lmi_vllm.errors import EngineDeadError, LmiError
+from lmi_vllm.errors import ConfigurationError, EngineDeadError, LmiError
 from lmi_vllm.extension import extension
 from lmi_vllm.messages import (
     AdapterRef,
@@ -104,6 +104,9 @@ async def prepared(llm: GuardedAsyncLLM) -> tuple[Bridge, str]:
     guard_media = extension(lambda extra: extra.media)
     if guard_media is None:
         MEDIA_CONNECTOR_REGISTRY.register("http")(NoMedia)
+        for name in ("enable_prompt_embeds", "enable_mm_embeds"):  # tensors in messages
+            if getattr(llm.setup.arguments.namespace, name):
+                raise ConfigurationError([f"{name}: needs the extra media_urls: not installed"])
     else:
         guard_media(profile.media)
     guard_lengths(llm.renderer, profile.limits.max_tokenize_length)

@@ -21,7 +21,7 @@ from lmi_vllm.engine.vllm.names import (
     VLLMValidationError,
     vllm_settings,
 )
-from lmi_vllm.extras.media_urls.decoded import MediaBudget
+from lmi_vllm.extras.media_urls.decoded import MediaBudget, guard_tensors
 from lmi_vllm.extras.media_urls.fetch import MediaClient, MediaRefusedError
 from lmi_vllm.messages import MediaPolicy
 
@@ -92,3 +92,4 @@ def guard_media(policy: MediaPolicy) -> None:
             return await super().load_from_url_async(url, self._budget.bound(media_io), **options)
 
     MEDIA_CONNECTOR_REGISTRY.register("http")(GuardedConnector)
+    guard_tensors()

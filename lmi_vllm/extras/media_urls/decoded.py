@@ -4,22 +4,31 @@ vLLM decodes images of up to 179 million pixels (VLLM_MAX_IMAGE_PIXELS), as many
 So the size is read from the head of the file first. vLLM refuses files that cannot be read.
 Of a video it keeps 32 frames (with some models more), and decodes all frames before the last one.
 
+FFmpeg opens the files and streams that a list in a file's place names (concat, HLS, SDP, DASH).
+With `enable_prompt_embeds` and `enable_mm_embeds` a request has tensors. `torch.load` decompresses
+a ZIP archive and repeats values by strides, and vLLM makes sparse ones dense. So a tensor may have
+as many bytes as the request has of it. What is loaded from a file is loaded as before.
+
 Upstream: https://github.com/vllm-project/vllm/pull/47010 (images), 57525 (videos).
 Releases: 0.31 and later.
 Shows: a PNG of 656 KB takes a thread for 7 s and 1 GB, and the event loop stands still for 2.5 s.
     A video of 64 MB in one colour takes hours in one of the few threads that decode. 82 KB of
-    silence as FLAC are 105 MB, up to VLLM_MAX_AUDIO_DECODE_BYTES for each file of a request.
+    silence as FLAC are 105 MB, up to VLLM_MAX_AUDIO_DECODE_BYTES for each file of a request. 8 MB
+    of embeddings were 9 GB, and another client's prompt waited 20 s.
 May go: when test_plain_vllm_decodes_images_of_any_size_that_we_bound fails, and
     tests/contract/test_media_guard.py holds without it.
 """
 
 import io
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import pybase64
+import torch
 from PIL import Image
 
 from lmi_vllm.messages import MediaPolicy
@@ -27,6 +36,10 @@ from lmi_vllm.telemetry.records import RequestRecord, current_record
 
 IMAGES: Final = 4  # a request may have so many largest images, and so many largest audio files
 FRAMES: Final = 256  # so many times the largest size for all of a video: 4 minutes of 1080p
+
+# What FFmpeg knows other files and streams by, which it then opens: concat, HLS, SDP and DASH.
+_ELSEWHERE: Final = (b"ffconcat", b"#extm3u", b"c=in ip", b":dash:")
+_PROBED: Final = 1 << 20  # bytes of a file that FFmpeg looks at
 
 
 @dataclass(slots=True)
@@ -137,6 +150,9 @@ class BoundedMedia:
 
     def load_bytes(self, content: bytes) -> Any:
         """Decode what a file holds."""
+        head = content[:_PROBED].lower()
+        if any(mark in head for mark in _ELSEWHERE):
+            raise ValueError("the media file is a list of other files, or names a stream")
         return self.decode_in_budget(self.media_io, self.media_io.load_bytes, content)
 
     def load_base64(self, media_type: str, text: str) -> Any:
@@ -168,3 +184,30 @@ def _size_of_video(content: bytes) -> tuple[int, int]:
     except Exception:  # noqa: BLE001 - parsers of untrusted bytes raise anything
         return 0, 0
     return width * height, frames
+
+
+def guard_tensors() -> None:
+    """Have every tensor of a request loaded within its bytes; once is enough."""
+    if getattr(torch.load, "func", None) is not load_within:
+        torch.load = partial(load_within, torch.load)
+
+
+def load_within(load: Callable[..., Any], file: Any, **options: Any) -> Any:
+    """Load a tensor that is no larger than its bytes; `load` is torch's own function.
+
+    Raises:
+        ValueError: it is larger, or cannot be read.
+    """
+    if not isinstance(file, io.BytesIO):
+        return load(file, **options)
+    most, is_zip = file.getbuffer().nbytes, file.getvalue().startswith(b"PK")
+    try:
+        sizes = [one.file_size for one in zipfile.ZipFile(file).infolist()] if is_zip else [0]
+        file.seek(0)
+        tensor = load(file, **options) if sum(sizes) <= most else None
+        size = sum(sizes) if tensor is None else tensor.numel() * tensor.element_size()
+    except (Exception, RecursionError) as error:
+        raise ValueError(f"a tensor cannot be read: {error}") from error
+    if size > most:
+        raise ValueError(f"a tensor has {size} bytes when it is loaded, and {most} in the request")
+    return tensor
