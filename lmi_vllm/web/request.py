@@ -182,7 +182,7 @@ def begin_record(request: web.Request, request_id: str, telemetry: Telemetry) ->
         UNKNOWN_ROUTE if resource is None else resource.canonical,
         shown_path(request),
         peer_of(request),
-        str(path_dialect(request)),
+        path_dialect(request),
         telemetry.observers,
     )
     if telemetry.start_span is not None and record.route not in UNTRACED:
