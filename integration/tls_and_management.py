@@ -14,8 +14,8 @@ import pytest
 
 from integration.client import call
 from integration.conftest import ServerProcess, StartServer
-from lmi_vllm.inference.admission import Admission
 from lmi_vllm.inference.lifecycle import Lifecycle
+from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.web.app import Routes, WebOptions, create_app
 from lmi_vllm.web.request import OPEN_PATHS
@@ -168,7 +168,7 @@ def test_management_address_taken(server_process: StartServer) -> None:
 
 def routes_of(routes: Routes) -> list[tuple[str, str]]:
     """Return method and path of everything a listener answers."""
-    app = create_app(InferenceService(Admission(Lifecycle())), WebOptions(routes=routes))
+    app = create_app(InferenceService(RequestQueue(Lifecycle())), WebOptions(routes=routes))
     found = set()
     for route in app.router.routes():
         assert route.resource is not None

@@ -87,6 +87,7 @@ class Dialect(StrEnum):
     TGI = "tgi"
     ANTHROPIC = "anthropic"
     COHERE = "cohere"
+    KSERVE = "kserve"
 
 
 class LmiError(Exception):
@@ -312,13 +313,13 @@ class EngineDeadError(EngineFailureError):
         super().__init__(text)
 
 
+# Dialects with the statuses of vLLM.
+_VLLMS: Final = (Dialect.OPENAI, Dialect.ANTHROPIC, Dialect.COHERE, Dialect.KSERVE)
 # The statuses of dialects in which they differ.
 _DIALECT_STATUS: Final[Mapping[Dialect, Mapping[Fault, int]]] = MappingProxyType(
     {
-        Dialect.OPENAI: MappingProxyType({Fault.CLIENT: 400, Fault.CUSTOM_CODE: 500}),
         Dialect.TGI: MappingProxyType({Fault.CLIENT: 422, Fault.OVERLOAD: 429}),
-        Dialect.ANTHROPIC: MappingProxyType({Fault.CLIENT: 400, Fault.CUSTOM_CODE: 500}),
-        Dialect.COHERE: MappingProxyType({Fault.CLIENT: 400, Fault.CUSTOM_CODE: 500}),
+        **dict.fromkeys(_VLLMS, MappingProxyType({Fault.CLIENT: 400, Fault.CUSTOM_CODE: 500})),
     }
 )
 # TGI's `error_type` by status (its router's error module); below 500 the others are "validation".
@@ -344,8 +345,7 @@ class StatusTable:
 
     def of(self, error: LmiError, dialect: Dialect) -> int:
         """Return the status of `error`, as an answer or in the last row of a stream."""
-        vllms = (Dialect.OPENAI, Dialect.ANTHROPIC, Dialect.COHERE)
-        if dialect in vllms and isinstance(error, UnknownAdapterError):
+        if dialect in _VLLMS and isinstance(error, UnknownAdapterError):
             return 404  # vLLM's own code for a model it does not serve
         if (
             dialect is Dialect.TGI

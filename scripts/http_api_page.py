@@ -10,8 +10,8 @@ from lmi_vllm.extras.api_docs.openapi import build_document
 
 # The words of the page /docs, so that a type is called the same on both.
 from lmi_vllm.extras.api_docs.page import shapes_of, type_text
-from lmi_vllm.inference.admission import Admission
 from lmi_vllm.inference.lifecycle import Lifecycle
+from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import ServingProfile
 from lmi_vllm.web.app import WebOptions
@@ -85,7 +85,7 @@ def http_api_page() -> str:
 def _document(is_tgi: bool) -> dict[str, Any]:
     """Return the description of a server without a loaded model: the same wherever it is made."""
     profile = ServingProfile(model_name="lmi", tgi_compat=is_tgi)
-    return build_document(InferenceService(Admission(Lifecycle()), profile), WebOptions())
+    return build_document(InferenceService(RequestQueue(Lifecycle()), profile), WebOptions())
 
 
 def _by_tag(paths: Mapping[str, Any]) -> dict[str, list[Entry]]:

@@ -12,9 +12,9 @@ from pytest_aiohttp import AiohttpClient
 from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.errors import DEFAULT_STATUSES, StatusTable
 from lmi_vllm.extras.scripted.engine import ScriptedEngine
-from lmi_vllm.inference.admission import Admission
 from lmi_vllm.inference.context import Runtime
 from lmi_vllm.inference.lifecycle import Lifecycle, State
+from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import ServingProfile
 from lmi_vllm.server.code_start import NOT_INSTALLED, ModelCode
@@ -82,7 +82,7 @@ def serve(aiohttp_client: AiohttpClient, engine: ScriptedEngine) -> ServeScripte
     ) -> TestClient:
         profile = profile or ServingProfile(model_name="demo")
         lifecycle = Lifecycle(profile.model_name)
-        service = InferenceService(Admission(lifecycle, limit), profile, statuses=statuses)
+        service = InferenceService(RequestQueue(lifecycle, limit), profile, statuses=statuses)
         registry = AdapterRegistry(
             engine, str, is_enabled=profile.enable_lora, load_code=code.load_adapter
         )

@@ -11,7 +11,7 @@ from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import PayloadError, StatusTable
 from lmi_vllm.hooks import NO_HOOKS, Hooks
-from lmi_vllm.inference.admission import Admission, Holdings
+from lmi_vllm.inference.queue import Holdings, RequestQueue
 from lmi_vllm.inference.request.parameters import UnreadNames
 from lmi_vllm.inference.response.formatters import choose_framing
 from lmi_vllm.inference.response.streams import (
@@ -52,7 +52,7 @@ class RequestContext:
     """
 
     def __init__(
-        self, runtime: Runtime, queue: Admission, call: InferenceCall, statuses: StatusTable
+        self, runtime: Runtime, queue: RequestQueue, call: InferenceCall, statuses: StatusTable
     ) -> None:
         self.runtime = runtime
         self.queue = queue

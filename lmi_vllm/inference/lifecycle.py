@@ -33,10 +33,10 @@ class State(StrEnum):
 DRAIN_RETRY_SECONDS: Final = 30
 RETRY_SECONDS: Final = 5
 _REFUSED: Final = MappingProxyType({
-    State.UNHEALTHY: "is not available: the engine makes no progress",
-    State.ASLEEP: "is asleep: POST /wake_up (or /resume) makes it answer",
-    State.FAILED: "is not available: the engine has failed",
-    State.DRAINING: "is draining: the server is shutting down",
+    State.UNHEALTHY: "Model {} is not available: the engine makes no progress",
+    State.ASLEEP: "Model {} is asleep: POST /wake_up (or /resume) makes it answer",
+    State.FAILED: "Model {} is not available: the engine has failed",
+    State.DRAINING: "Model {} is draining: the server is shutting down",
 })  # fmt: skip
 _NOTHING: Final[Mapping[str, object]] = MappingProxyType({})
 
@@ -210,4 +210,4 @@ class Lifecycle:
             )
         if (reason := _REFUSED.get(self.state)) is not None:
             seconds = DRAIN_RETRY_SECONDS if self.state is State.DRAINING else RETRY_SECONDS
-            raise NotReadyError(f"Model {self.model_name} {reason}", seconds)
+            raise NotReadyError(reason.format(self.model_name), seconds)

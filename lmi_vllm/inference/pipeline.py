@@ -188,7 +188,7 @@ def _choose_lane(context: RequestContext, payload: dict[str, Any]) -> Prepared:
     if output is not None:
         return Prepared(payload, kind, output=output)
     if context.record is not None:
-        context.record.dialect = str(Dialect.OPENAI)
+        context.record.dialect = Dialect.OPENAI
     events = FramedEvents(invocations_dialect(profile), context.framing, context.statuses)
     reply = partial(lmi_reply, content_type=events.framing.content_type)
     return Prepared(payload, kind, events=events, reply=reply)

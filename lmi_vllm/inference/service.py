@@ -16,10 +16,10 @@ from lmi_vllm.errors import (
     StatusTable,
 )
 from lmi_vllm.inference import pipeline
-from lmi_vllm.inference.admission import Admission
 from lmi_vllm.inference.context import RequestContext, RequestStep, Runtime
 from lmi_vllm.inference.engine_routes import forward
 from lmi_vllm.inference.lifecycle import State
+from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.messages import HttpCall, HttpRoute, InferenceCall, Reply, RouteKind, ServingProfile
 from lmi_vllm.telemetry.observers import Telemetry
 from lmi_vllm.telemetry.records import current_record
@@ -33,7 +33,7 @@ class InferenceService:
 
     def __init__(
         self,
-        queue: Admission,
+        queue: RequestQueue,
         profile: ServingProfile | None = None,
         *,
         statuses: StatusTable = DEFAULT_STATUSES,

@@ -154,9 +154,9 @@ def warn_of_unknown_formatter(
     name = formatter_function(profile.output_formatter)
     if name is not None and name != function:
         logger.warning(
-            "output_formatter %s is neither json, jsonlines, sse nor a function of %s%s: it "
-            "counts as unset",
+            "output_formatter %s is neither one of %s, nor a function of %s%s: it counts as unset",
             name,
+            ", ".join(FRAMINGS),
             CODE_FILE,
             f" ({reason})" if reason else "",
         )

@@ -28,8 +28,8 @@ from lmi_vllm.engine.base import Engine, EngineClient
 from lmi_vllm.engine.factory import EngineFactory
 from lmi_vllm.errors import Fault, StatusTable
 from lmi_vllm.extension import extensions
-from lmi_vllm.inference.admission import Admission
 from lmi_vllm.inference.lifecycle import Lifecycle, State
+from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import EngineArguments, ServingProfile
 from lmi_vllm.server.plan import StartPlan
@@ -146,7 +146,7 @@ def new_service(settings: Settings, clock: Clock) -> InferenceService:
     """Return the service of a server that has not begun to start a model."""
     lifecycle = Lifecycle(now=clock.now)
     limit = settings.server.job_queue_size
-    queue = Admission(lifecycle, limit, clock=clock)
+    queue = RequestQueue(lifecycle, limit, clock=clock)
     return InferenceService(queue, statuses=error_statuses(settings))
 
 

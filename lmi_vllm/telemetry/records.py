@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
 
-from lmi_vllm.errors import Fault
+from lmi_vllm.errors import Dialect, Fault
 
 DISCONNECTED: Final = 499  # as in nginx's log: no client was left to get a status
 SEVERAL: Final = "several"  # adapters of a list that are named
@@ -48,7 +48,7 @@ class RequestSummary:
     shown_path: str
     remote: str
     status: int
-    dialect: str
+    dialect: Dialect
     adapter: str  # "" is the base model
     seconds: float
     prompt_tokens: int = 0
@@ -91,7 +91,7 @@ class RequestRecord:
     route: str
     shown_path: str
     remote: str
-    dialect: str
+    dialect: Dialect
     observers: Sequence[Observer] = ()
     adapter: str = ""
     is_inference: bool = False

@@ -89,7 +89,7 @@ async def engine_route(request: web.Request) -> web.StreamResponse:
         if request.headers.get("Upgrade", "").lower() == "websocket":
             raise ResourceNotFoundError(_NO_WEBSOCKETS)
         raise ResourceNotFoundError
-    request[DIALECT], request[RECORD].dialect = route.dialect, str(route.dialect)
+    request[DIALECT], request[RECORD].dialect = route.dialect, route.dialect
     request[RECORD].route = route.path
     _check(request, route)
     if route.kind is RouteKind.INFERENCE and request.method in route.methods:

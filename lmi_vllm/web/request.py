@@ -183,7 +183,7 @@ def begin_record(request: web.Request, request_id: str, telemetry: Telemetry) ->
         shown_path(request),
         # A forwarded request has PEER; processes that may open our Unix socket are trusted.
         request.remote or request.headers.get(PEER) or "-",
-        str(path_dialect(request)),
+        path_dialect(request),
         telemetry.observers,
     )
     if telemetry.start_span is not None and record.route not in UNTRACED:

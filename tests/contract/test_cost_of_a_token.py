@@ -27,9 +27,9 @@ from prometheus_client import REGISTRY
 
 from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.engine.base import Engine
-from lmi_vllm.inference.admission import Admission
 from lmi_vllm.inference.context import Runtime
 from lmi_vllm.inference.lifecycle import Lifecycle, State
+from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import GenerationJob, ServingProfile
 from lmi_vllm.web.app import create_app
@@ -112,7 +112,7 @@ def url(run: LoopThread, vllm_engine: Engine) -> Iterator[str]:
     """Serve the session's engine over HTTP, in the loop that it belongs to."""
     profile = ServingProfile(model_name="demo")
     lifecycle = Lifecycle(profile.model_name)
-    service = InferenceService(Admission(lifecycle, 100), profile)
+    service = InferenceService(RequestQueue(lifecycle, 100), profile)
     registry = AdapterRegistry(vllm_engine, str, is_enabled=False)
     service.attach(Runtime(vllm_engine, profile, registry))
     lifecycle.set_state(State.HEALTHY)

@@ -50,7 +50,8 @@ LONG: Final[Mapping[str, str]] = MappingProxyType({
     "integration/client_sagemaker_runtime.py": _LANES,
     "integration/compile_cache_is_kept.py": "tests/unit/extras/compile_cache",
     "integration/console_in_a_browser.py": _CONSOLE,
-    "integration/core_without_extras.py": "tests/unit/test_deletable_extras.py, without any",
+    "integration/core_without_extras.py::test_core_passes_its_tests_without":
+        "the same without any, in integration/core_without_extras.py",
     "integration/encoder_decoder_model.py": "tests/contract/test_transformers_engine.py",
     "integration/endurance.py": "tests/web/test_streams.py and tests/server/test_drain.py",
     "integration/engine_restart.py::test_stall_is_noticed_and_one_that_lasts_replaces_the_engine":

@@ -3,11 +3,11 @@
 import contextlib
 from collections.abc import Iterator
 
-from lmi_vllm.inference.admission import Admission
+from lmi_vllm.inference.queue import RequestQueue
 
 
 @contextlib.contextmanager
-def admitted(queue: Admission, count: int = 1) -> Iterator[None]:
+def admitted(queue: RequestQueue, count: int = 1) -> Iterator[None]:
     """Hold slots while the body runs, as requests do."""
     give_back = queue.take(count)
     try:

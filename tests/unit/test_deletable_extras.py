@@ -96,6 +96,7 @@ def test_unloaded_code_is_reported(tmp_path: Path) -> None:
     assert f"{model / 'model.py'} is not loaded: {missing}" in problems
     assert f"adapter {adapter.name}: its model.py is not loaded ({missing})" in problems
     assert f"nor a function of model.py ({missing})" in problems
+    assert "mine is neither one of json, jsonlines, sse, 3p, 3p_stream, nor" in problems
     (model / "serving.properties").write_text(f"{settings}option.entryPoint=model.py\n")
     server = start(tmp_path / "package", *words)
     _, problems = server.communicate(timeout=60)

@@ -13,8 +13,8 @@ from aiohttp.test_utils import TestClient
 from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.engine.base import DirectChunks
 from lmi_vllm.extras.scripted.engine import ScriptedEngine
-from lmi_vllm.inference.admission import Admission
 from lmi_vllm.inference.lifecycle import Lifecycle
+from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.messages import GeneratedToken, GenerationChunk, GenerationJob, ServingProfile
 from lmi_vllm.web.request import SERVICE
 from tests.conftest import ServeScripted
@@ -51,7 +51,7 @@ def lifecycle_of(client: TestClient) -> Lifecycle:
     return client.app[SERVICE].lifecycle
 
 
-def queue_of(client: TestClient) -> Admission:
+def queue_of(client: TestClient) -> RequestQueue:
     """Return the queue behind a client."""
     return client.app[SERVICE].queue
 

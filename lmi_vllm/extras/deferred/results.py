@@ -26,8 +26,8 @@ from lmi_vllm.errors import (
     StatusTable,
 )
 from lmi_vllm.extras.deferred.settings import DeferredSettings
-from lmi_vllm.inference.admission import Admission
 from lmi_vllm.inference.context import RequestStep
+from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.inference.response.streams import close_iterator
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import InferenceCall, Reply
@@ -212,7 +212,7 @@ def _next(token: str, position: int = 0) -> dict[str, str]:
 class DeferredStep(RequestStep):
     """Answers deferred requests with a token, and tokens with the result so far."""
 
-    def __init__(self, results: DeferredResults, queue: Admission) -> None:
+    def __init__(self, results: DeferredResults, queue: RequestQueue) -> None:
         self._results = results
         self._queue = queue
 

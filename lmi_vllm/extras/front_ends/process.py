@@ -42,8 +42,8 @@ from lmi_vllm.extras.front_ends.channel import (
 from lmi_vllm.extras.front_ends.client_model import ClientModel
 from lmi_vllm.extras.front_ends.forwarding import Forwarder
 from lmi_vllm.extras.front_ends.shared_counters import CounterRow, SharedCounters
-from lmi_vllm.inference.admission import Admission
 from lmi_vllm.inference.lifecycle import Lifecycle
+from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.server.context import ServerEvents, error_statuses, running_extras
 from lmi_vllm.server.listeners import Listeners, web_options
@@ -79,7 +79,7 @@ class FrontEndProcess:
         self._row: CounterRow = SharedCounters(Path(setup.counters), setup.processes).row(setup.row)
         self._lifecycle = Lifecycle()
         self._lifecycle.on_failure.append(lambda cause: channel.send(FailureCounted(cause)))
-        self._queue = Admission(self._lifecycle, slots=self._row)
+        self._queue = RequestQueue(self._lifecycle, slots=self._row)
         self._service = InferenceService(
             self._queue,
             statuses=error_statuses(setup.settings),

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from lmi_vllm.engine.base import OtherClients
-from lmi_vllm.inference.admission import QueueSlots
+from lmi_vllm.inference.queue import QueueSlots
 
 # Of each process: slots, running requests, engine steps, time of the last report (monotonic ns),
 # requests whose numbers were not finite.

@@ -30,7 +30,6 @@ from lmi_vllm.web.request import OPTIONS, RECORD, SERVICE, RouteGroup, Routes
 
 PREFIX: Final = "/v2"
 PLATFORM: Final = "vllm"
-DIALECT_NAME: Final = "kserve"
 _JSON: Final = "application/json"
 _JSON_LINES: Final = "application/jsonlines"  # of a server that streams whatever is asked
 # Properties of `/invocations` that choose another form of response; this protocol has one form.
@@ -93,7 +92,7 @@ async def infer(request: web.Request) -> web.Response:
     service = request.app[SERVICE]
     name = request.match_info["model"]
     service.check_model(name)
-    request[RECORD].dialect = DIALECT_NAME
+    request[RECORD].dialect = Dialect.KSERVE
     service.expect_room()
     call = await read_call(request, _properties(request.headers))
     wanted = read_request(call.body, request.headers.get(HEADER_LENGTH))
@@ -176,6 +175,6 @@ GROUP: Final = RouteGroup(
     is_open=is_open,
     allows_cors=True,
     error_body=error_body,
-    error_dialect=Dialect.OPENAI,
+    error_dialect=Dialect.KSERVE,
     is_shared=_is_shared,
 )

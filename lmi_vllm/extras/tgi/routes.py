@@ -93,7 +93,7 @@ def tokenize_handler() -> Handler:
         if not is_tokenize_body(call.body):
             return await engine_route(request)
         request[DIALECT] = Dialect.TGI
-        request[RECORD].dialect = str(Dialect.TGI)
+        request[RECORD].dialect = Dialect.TGI
         return await send(request, await request.app[SERVICE].answer(call, tokenize))
 
     return handler

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, Self, TypeVar
 
 from lmi_vllm.errors import DeadlineError, Dialect, LmiError, StatusTable
-from lmi_vllm.inference.admission import Admission
+from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.inference.response.formatters import StreamFormatter
 from lmi_vllm.messages import GenerationChunk, ServingProfile
 from lmi_vllm.telemetry.metrics import STREAM_ERRORS
@@ -247,7 +247,7 @@ class DirectEventWriter(_DirectWriter):
 class StreamEnds:
     """Bounds the pauses of a stream and makes the last row of a failed one."""
 
-    queue: Admission
+    queue: RequestQueue
     profile: ServingProfile
     statuses: StatusTable
 

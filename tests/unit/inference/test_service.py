@@ -5,9 +5,9 @@ import pytest
 
 from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.extras.scripted.engine import Pause, ScriptedEngine
-from lmi_vllm.inference.admission import Admission
 from lmi_vllm.inference.context import Runtime
 from lmi_vllm.inference.lifecycle import Lifecycle, State
+from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import (
     GeneratedToken,
@@ -30,7 +30,7 @@ def engine() -> ScriptedEngine:
 def service(engine: ScriptedEngine) -> InferenceService:
     """Return a ready service without any HTTP around it."""
     profile = ServingProfile(model_name="demo")
-    ready = InferenceService(Admission(Lifecycle()), profile)
+    ready = InferenceService(RequestQueue(Lifecycle()), profile)
     ready.attach(Runtime(engine, profile, AdapterRegistry(engine, str, is_enabled=False)))
     ready.lifecycle.set_state(State.HEALTHY)
     return ready

@@ -11,8 +11,8 @@ from lmi_vllm.errors import EngineDeadError, Fault, NotReadyError, UnknownAdapte
 from lmi_vllm.extras.front_ends.channel import FailureCounted, StateChanged, TelemetryLine
 from lmi_vllm.extras.front_ends.first import EngineClients, FirstProcess, SharedEngine
 from lmi_vllm.extras.scripted.engine import ScriptedEngine
-from lmi_vllm.inference.admission import Admission
 from lmi_vllm.inference.lifecycle import Lifecycle, State
+from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.inference.service import InferenceService
 from tests.support.adapter_hooks import hook
 
@@ -40,7 +40,7 @@ def test_next_engine_has_free_slots_again(tmp_path: Path) -> None:
 
 def service() -> InferenceService:
     """Return a service without a model."""
-    return InferenceService(Admission(Lifecycle(), 7))
+    return InferenceService(RequestQueue(Lifecycle(), 7))
 
 
 def test_errors_of_other_front_ends_are_counted() -> None:

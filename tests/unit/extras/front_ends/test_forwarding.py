@@ -12,9 +12,9 @@ from aiohttp.test_utils import TestClient
 from pytest_aiohttp import AiohttpClient
 
 from lmi_vllm.extras.front_ends.forwarding import Forwarder
-from lmi_vllm.inference.admission import Admission
 from lmi_vllm.inference.context import RequestStep
 from lmi_vllm.inference.lifecycle import Lifecycle, State
+from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.web.app import WebOptions, create_app
 from lmi_vllm.web.request import PEER
@@ -77,7 +77,7 @@ async def second(
     socket = str(tmp_path / "first.sock")
     await web.UnixSite(runner, socket).start()
     forwarder = Forwarder(socket)
-    service = InferenceService(Admission(Lifecycle()))
+    service = InferenceService(RequestQueue(Lifecycle()))
     service.steps.append(Bound())
     service.lifecycle.set_state(State.HEALTHY)
     client = await aiohttp_client(create_app(service, WebOptions(proxy=forwarder)))
@@ -194,7 +194,7 @@ async def test_first_process_is_given_the_request_id(second: TestClient[Any, Any
 async def test_dead_first_process_is_503(tmp_path: Path, aiohttp_client: AiohttpClient) -> None:
     """Health without its process is no health."""
     forwarder = Forwarder(str(tmp_path / "missing"))
-    service = InferenceService(Admission(Lifecycle()))
+    service = InferenceService(RequestQueue(Lifecycle()))
     client = await aiohttp_client(create_app(service, WebOptions(proxy=forwarder)))
     answer = await client.get("/ping")
     assert answer.status == 503

@@ -8,16 +8,16 @@ import pytest
 
 from lmi_vllm.errors import OverloadError
 from lmi_vllm.extras.front_ends.shared_counters import SharedCounters
-from lmi_vllm.inference.admission import Admission
 from lmi_vllm.inference.lifecycle import Lifecycle, State
+from lmi_vllm.inference.queue import RequestQueue
 from tests.support.queue import admitted
 
 
-def sharing(counters: SharedCounters, row: int, limit: int) -> Admission:
+def sharing(counters: SharedCounters, row: int, limit: int) -> RequestQueue:
     """Return a queue of a healthy model that shares its slots."""
     lifecycle = Lifecycle()
     lifecycle.set_state(State.HEALTHY)
-    return Admission(lifecycle, limit, counters.row(row))
+    return RequestQueue(lifecycle, limit, counters.row(row))
 
 
 def test_rows_add_up_and_an_ended_process_frees_its_slots(tmp_path: Path) -> None:

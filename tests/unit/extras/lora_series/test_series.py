@@ -9,8 +9,8 @@ from lmi_vllm.config.settings import Settings
 from lmi_vllm.engine.base import ActiveAdapters
 from lmi_vllm.extras.lora_series.series import NAME, showing_adapters
 from lmi_vllm.extras.scripted.engine import ScriptedEngine
-from lmi_vllm.inference.admission import Admission
 from lmi_vllm.inference.lifecycle import Lifecycle
+from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.server.context import ServerEvents
 from lmi_vllm.telemetry.metrics import Collectable
@@ -38,7 +38,7 @@ def service() -> Loaded:
     info.labels("4", "", "fr@1003").set(5)
     info.labels("4", "", "").set(6)
     Gauge("vllm:num_requests_waiting", "", registry=found).set(3)
-    made = Loaded(Admission(Lifecycle(), 9))
+    made = Loaded(RequestQueue(Lifecycle(), 9))
 
     def series(names: Sequence[str]) -> Collectable:
         return found.restricted_registry(names) if names else found

@@ -2,8 +2,8 @@
 
 from lmi_vllm.config.load import load_settings
 from lmi_vllm.extras.start_summary.summary import StartSummary
-from lmi_vllm.inference.admission import Admission
 from lmi_vllm.inference.lifecycle import Lifecycle, Phase, State
+from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import EngineArguments, ModelArtifacts, Origin, OriginKind, ServingProfile
 from lmi_vllm.server.plan import StartPlan
@@ -25,7 +25,7 @@ def summary(given: int) -> StartSummary:
     found = Translation(load_settings({}), model, Devices(), arguments, ServingProfile())
     plan = StartPlan(model, found, values)
     return StartSummary(
-        plan, InferenceService(Admission(lifecycle)), "http://h:1", "curl -s http://h:1"
+        plan, InferenceService(RequestQueue(lifecycle)), "http://h:1", "curl -s http://h:1"
     )
 
 

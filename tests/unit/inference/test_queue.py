@@ -3,16 +3,16 @@ import asyncio
 import pytest
 
 from lmi_vllm.errors import OverloadError
-from lmi_vllm.inference.admission import Admission
 from lmi_vllm.inference.lifecycle import Lifecycle, State
+from lmi_vllm.inference.queue import RequestQueue
 from tests.support.queue import admitted
 
 
-def queue(limit: int = 2) -> Admission:
+def queue(limit: int = 2) -> RequestQueue:
     """Return the queue of the healthy model m."""
     lifecycle = Lifecycle("m")
     lifecycle.set_state(State.HEALTHY)
-    return Admission(lifecycle, limit)
+    return RequestQueue(lifecycle, limit)
 
 
 async def test_queue_limit_refuses_one_more_only() -> None:

@@ -1,4 +1,4 @@
-"""Admission control: the limit on requests in flight, their end at shutdown, their resources."""
+"""The queue of requests: its limit on those in flight, their end at shutdown, their resources."""
 
 import asyncio
 import contextlib
@@ -33,7 +33,7 @@ class QueueSlots:
         self._taken += count
 
 
-class Admission:
+class RequestQueue:
     """Counts the requests in flight, running and waiting, and refuses those beyond its limit.
 
     Requests that the lifecycle refuses are not counted.
@@ -170,7 +170,7 @@ class Holdings:
     ends, and it has its own line in the log.
     """
 
-    def __init__(self, queue: Admission, record: RequestRecord | None) -> None:
+    def __init__(self, queue: RequestQueue, record: RequestRecord | None) -> None:
         self._queue = queue
         self._record = record
         # Called last: most requests hold nothing else, and an exit stack costs more than all they
