@@ -21,6 +21,7 @@ from lmi_vllm.demo import DEMO_MODEL_DIR
 pytestmark = pytest.mark.vllm
 HONEST = {"inputs": "Once upon a time", "parameters": {"max_new_tokens": 300}, "stream": True}
 GENERATE, COMPLETIONS, LMI = "/inference/v1/generate", "/v1/completions", "/invocations"
+CHAT = "/v1/chat/completions"
 DIGITS = {"regex": "[0-9]{3}"}
 HUGE = 2**70
 # Of the parser k2_horizon; those of the effort "low" are missing.
@@ -119,6 +120,12 @@ CONSTRAINTS = (
     {"regex": 5}, {"choice": [1]}, {"_backend": "x", **DIGITS}, {"json_object": 1},
     {"json": {}, "disable_any_whitespace": "x"}, {"json": [1]}, {"x": 1},
 )  # fmt: skip
+# Numbers of more than 64 bits, and halves of a character: neither can be sent to the engine.
+WORDS: dict[str, Any] = {
+    "top_k": HUGE, "session_id": "\ud800", "tools": [{"role": "\ud800"}],
+    "response_format": {"type": "json_object", "x": "\ud800"}, "structured_outputs": "\ud800",
+}  # fmt: skip
+TALK = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4}
 EXTREMES = {"seed": 2**63 - 1, "priority": 2**31 - 1, "max_new_tokens": HUGE}
 # Those with values that vLLM's handlers answer with 500, as `vllm serve` does.
 INTERNAL = {"extra_args", "structured_outputs", "request_id", "vllm_xargs"}
@@ -133,6 +140,9 @@ def hostile() -> Iterator[tuple[str, str, list[dict[str, Any]]]]:
         yield name, GENERATE, [generated(None, **{name: one}) for one in values]
     texts = [{"prompt": "x", "max_tokens": 4, "vllm_xargs": one} for one in XARGS]
     yield "vllm_xargs", COMPLETIONS, texts
+    for name, one in WORDS.items():
+        yield f"{name} of a chat", CHAT, [{**TALK, name: one}]
+        yield f"{name} of a text", COMPLETIONS, [{"prompt": "x", "max_tokens": 4, name: one}]
     yield "constraints", LMI, [parameters(structured_outputs=one) for one in CONSTRAINTS]
     yield "parameters", LMI, [parameters(**{name: one}) for name, one in EXTREMES.items()]
 

@@ -29,10 +29,12 @@ class Breakage:
 # fmt: off
 BREAKAGES: Final = (
     Breakage("the environment wins over serving.properties for model keys",
-        "        file=of_file(file),\n        hub=_hub_variables(without_hub),  "
-        "# the embedded model has no revision on the hub\n"
-        "        options=option_variables(environ),",
-        "        options=option_variables(environ),\n        hub=_hub_variables(without_hub),\n"
+        "        file=of_file(file),\n"
+        "        # The embedded model has no revision on the hub.\n"
+        "        hub=_variables({} if command_line.demo else environ, HUB_VARIABLES, "
+        "OriginKind.HUB),\n        options=option_variables(environ),",
+        "        options=option_variables(environ),\n"
+        "        hub=_variables(environ, HUB_VARIABLES, OriginKind.HUB),\n"
         "        file=of_file(file),",
         "tests/unit/config/test_precedence.py"),
     Breakage("one restart more than retry_threshold",

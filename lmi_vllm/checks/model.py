@@ -108,7 +108,11 @@ def checkpoint_errors(
             f"of every layer while they are loaded (fp8_per_channel on a CPU), or use a checkpoint "
             f"quantized ahead of time (W8A8, awq, gptq)"
         )
-    elif on_cpu and shape.quant_method is None and _needs_gpu(asked, shape):
+    elif (
+        on_cpu
+        and shape.quant_method is None
+        and (asked in _ON_GPUS or (shape.is_mixture and asked in _EXPERTS_ON_GPUS))
+    ):
         yield (
             f"quantization={asked} needs a GPU: vLLM has no CPU kernels that quantize a plain "
             f"checkpoint like that. On this CPU leave it out, or use a checkpoint quantized ahead "
@@ -119,10 +123,6 @@ def checkpoint_errors(
             "enable_lora: the model is a mixture of experts, whose LoRA layers in vLLM need "
             "Triton, and there is none on this CPU; start without enable_lora, or on a GPU"
         )
-
-
-def _needs_gpu(method: object, shape: Checkpoint) -> bool:
-    return method in _ON_GPUS or (shape.is_mixture and method in _EXPERTS_ON_GPUS)
 
 
 def _is_for_cpu() -> bool:

@@ -71,12 +71,12 @@ def model_sources(
     environ: Mapping[str, str], command_line: CommandLine, file: PropertiesFile | None
 ) -> tuple[RawSource, ...]:
     """The order for model keys, best first: the file wins over the environment."""
-    without_hub = {} if command_line.demo else environ
     return _sources(
         flags=_model_flags(command_line),
-        sagemaker=_sagemaker_variables(environ),
+        sagemaker=_variables(environ, SAGEMAKER_VARIABLES, OriginKind.PLATFORM),
         file=of_file(file),
-        hub=_hub_variables(without_hub),  # the embedded model has no revision on the hub
+        # The embedded model has no revision on the hub.
+        hub=_variables({} if command_line.demo else environ, HUB_VARIABLES, OriginKind.HUB),
         options=option_variables(environ),
         aliases=option_aliases(environ),
         late=_late_variables(environ),
@@ -134,16 +134,12 @@ def _model_flags(command_line: CommandLine) -> Iterator[RawValue]:
     return _flag(key, str(DEMO_MODEL_DIR) if command_line.demo else None, "--demo")
 
 
-def _sagemaker_variables(environ: Mapping[str, str]) -> Iterator[RawValue]:
-    """The platform's variables that override serving.properties: worker counts, time limits."""
-    for name, keys in SAGEMAKER_VARIABLES:
-        yield from _variable(environ, name, OriginKind.PLATFORM, *keys)
-
-
-def _hub_variables(environ: Mapping[str, str]) -> Iterator[RawValue]:
-    """`HF_MODEL_ID`, `HF_REVISION`, `HF_TASK`."""
-    for name, key in HUB_VARIABLES:
-        yield from _variable(environ, name, OriginKind.HUB, key)
+def _variables(
+    environ: Mapping[str, str], table: Iterable[tuple[str, tuple[str, ...]]], kind: OriginKind
+) -> Iterator[RawValue]:
+    """The variables of a table, each under its keys."""
+    for name, keys in table:
+        yield from _variable(environ, name, kind, *keys)
 
 
 def option_variables(environ: Mapping[str, str]) -> Iterator[RawValue]:

@@ -72,7 +72,9 @@ def _named_model(settings: Settings, model_id: str, finding: StoreFinding) -> Mo
     directory = finding.directory
     if is_directory(path):
         _refuse_adapter(path)
-        if is_named_by_id and (settings.properties is None or _is_inside(settings, path)):
+        file = settings.properties
+        is_below = file is None or Path(file.path).resolve().parent == path.resolve()
+        if is_named_by_id and is_below:
             directory = path
     elif is_file(path):
         advice = "name its directory"
@@ -123,12 +125,6 @@ def with_files(model: ModelArtifacts, settings: Settings, local: Path) -> ModelA
     )
     directory = local if model.directory is None and is_model_directory else model.directory
     return replace(model, model=str(local), directory=directory)
-
-
-def _is_inside(settings: Settings, path: Path) -> bool:
-    """Whether the serving.properties that applies is below `path`."""
-    file = settings.properties
-    return file is not None and Path(file.path).resolve().parent == path.resolve()
 
 
 def _listed_model(settings: Settings, finding: StoreFinding) -> ModelArtifacts:

@@ -7,7 +7,8 @@ from lmi_vllm.translate.draft import FREE_GPUS, ArgumentDraft
 
 def assign_devices(draft: ArgumentDraft) -> None:
     """Set the parallel sizes, the copies and the devices."""
-    nodes, model = _node_count(draft), draft.settings.model
+    asked, model = draft.values.get("nnodes"), draft.settings.model
+    nodes = max(1, asked) if isinstance(asked, int) else 1
     degree = model.details.tensor_parallel_degree
     pipeline = max(1, model.pipeline_parallel_degree)
     first_devices = _chosen_devices(draft)
@@ -29,12 +30,6 @@ def assign_devices(draft: ArgumentDraft) -> None:
         _assign_gpus(draft, span, first_devices)
     elif span > draft.devices.gpu_count * nodes:
         draft.fail(_not_enough(draft, span, draft.devices.gpu_count * nodes))
-
-
-def _node_count(draft: ArgumentDraft) -> int:
-    """The number of nodes that serve the model."""
-    asked = draft.values.get("nnodes")
-    return max(1, asked) if isinstance(asked, int) else 1
 
 
 def _tensor_size(

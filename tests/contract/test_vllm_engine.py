@@ -389,3 +389,16 @@ def test_start_fits_context_to_kv_cache_and_says_so(
     with pytest.raises(PayloadError):
         run(collect(engine, GenerationJob("long", "moon " * 1000, {"max_tokens": 4})))
     run(engine.close())
+
+
+@pytest.mark.parametrize("field", [{"top_k": 2**64}, {"session_id": "\ud800"}])
+def test_what_cannot_be_sent_to_the_engine_is_refused_and_forgotten(
+    run: LoopThread, vllm_engine: Engine, field: dict[str, object]
+) -> None:
+    """VLLM kept such a request for ever, and answered 500 without a text."""
+    states = vllm_engine._llm.output_processor.request_states  # type: ignore[attr-defined]
+    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2, **field}
+    reply = run(vllm_engine.answer_openai(OpenAICall("chat/completions", body, {}, "unsent")))
+    assert reply.status == 400
+    assert b"cannot be sent to the engine" in reply.body
+    assert not states

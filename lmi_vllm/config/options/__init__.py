@@ -74,8 +74,8 @@ SAGEMAKER_VARIABLES: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
 )
 
 # These beat OPTION_*, and serving.properties beats them.
-HUB_VARIABLES: Final[tuple[tuple[str, str], ...]] = (
-    ("HF_MODEL_ID", "option.model_id"),
-    ("HF_REVISION", "option.revision"),
-    ("HF_TASK", "option.task"),
+HUB_VARIABLES: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
+    ("HF_MODEL_ID", ("option.model_id",)),
+    ("HF_REVISION", ("option.revision",)),
+    ("HF_TASK", ("option.task",)),
 )

@@ -127,6 +127,14 @@ class GuardedAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
             outputs = _checked(outputs, self.check_grammar, sampling_params)
         return self._with_slot(outputs, adapter, lora_request)
 
+    async def add_request(self, request_id: str, *arguments: Any, **named: Any) -> Any:
+        """As AsyncLLM.add_request, which keeps what cannot be sent to the engine for ever."""
+        try:
+            return await super().add_request(request_id, *arguments, **named)
+        except (OverflowError, UnicodeEncodeError) as error:  # beyond 64 bits; half of a character
+            await self.abort(request_id)
+            raise VLLMValidationError(f"a value cannot be sent to the engine: {error}") from error
+
     def encode(  # type: ignore[override,unused-ignore]
         self, *args: Any, lora_request: LoRARequest | None = None, **options: Any
     ) -> AsyncGenerator[Any, None]:

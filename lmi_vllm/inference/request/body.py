@@ -346,4 +346,7 @@ def _size(value: object) -> int:
     """Return the size in bytes of a grammar: a text, or JSON."""
     if value is None:
         return 0
-    return len(value.encode() if isinstance(value, str) else orjson.dumps(value))
+    try:
+        return len(value.encode() if isinstance(value, str) else orjson.dumps(value))
+    except (TypeError, UnicodeEncodeError):  # half of a surrogate pair, which vLLM refuses
+        return len(json.dumps(value))

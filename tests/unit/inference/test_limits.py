@@ -297,3 +297,18 @@ def test_values_of_a_body_are_counted_exactly() -> None:
     check_values(b"x" * (2 * MAX_BODY_VALUES))
     with pytest.raises(PayloadError, match="more than 1048576 values"):
         check_values(b"," * (MAX_BODY_VALUES + 1))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"structured_outputs": "\ud800"},
+        {"response_format": {"x": "\ud800"}},
+        {"tools": [{"role": "\ud800"}]},
+    ],
+)
+def test_half_of_a_character_in_a_grammar_is_left_to_vllm(given: dict[str, Any]) -> None:
+    """Its length was asked of an encoder that has none for it: 500. vLLM names the field."""
+    check_limits(given, replace(LIMITS, max_grammar_size=100))
+    with pytest.raises(PayloadError, match="at most 3 bytes"):
+        check_limits(given, replace(LIMITS, max_grammar_size=3))
