@@ -128,7 +128,7 @@ WORDS: dict[str, Any] = {
 TALK = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4}
 EXTREMES = {"seed": 2**63 - 1, "priority": 2**31 - 1, "max_new_tokens": HUGE}
 # Those with values that vLLM's handlers answer with 500, as `vllm serve` does.
-INTERNAL = {"extra_args", "structured_outputs", "request_id", "vllm_xargs"}
+INTERNAL = {"extra_args", "request_id", "vllm_xargs"}
 
 
 def hostile() -> Iterator[tuple[str, str, list[dict[str, Any]]]]:
