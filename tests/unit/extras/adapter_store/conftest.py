@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,11 @@ from lmi_vllm.adapters.source import AdapterSources
 from lmi_vllm.extras.adapter_store.files import locked_files
 from lmi_vllm.extras.adapter_store.on_demand import OnDemandAdapters
 from lmi_vllm.extras.adapter_store.settings import CachePolicy
-from lmi_vllm.extras.adapter_store.stores import open_adapter_store
+from lmi_vllm.extras.adapter_store.stores import (
+    AdapterStore,
+    StoredAdapter,
+    open_adapter_store,
+)
 from lmi_vllm.extras.scripted.engine import ScriptedEngine
 from tests.support.adapter_files import CAPITALS, WEIGHTS, make_adapter
 from tests.support.adapter_hooks import hook
@@ -23,12 +28,30 @@ PLACE = f"s3://{BUCKET}/adapters/"
 REFRESH = 60.0
 
 
+@dataclass(frozen=True)
+class NotingStore:
+    """A store that notes the names it looks up."""
+
+    store: AdapterStore
+    looked_up: list[str]
+
+    def look_up(self, name: str) -> StoredAdapter | None:
+        """As the store does."""
+        self.looked_up.append(name)
+        return self.store.look_up(name)
+
+    def fetch(self, found: StoredAdapter, target: Path) -> str:
+        """As the store does."""
+        return self.store.fetch(found, target)
+
+
 class Bench:
     """A registry that finds its adapters, and the test's hands on all that is around it."""
 
     def __init__(self, folder: Path, s3: S3Server) -> None:
         self.s3 = s3
         self.time = 1000.0
+        self.looked_up: list[str] = []  # names, once for each call of the store
         self.engine = ScriptedEngine()
         self.environ = {
             **s3.environ,
@@ -44,7 +67,7 @@ class Bench:
     def open(self, place: str = PLACE, max_bytes: int = 1 << 30) -> OnDemandAdapters:
         """Have the registry find adapters at `place`."""
         self.files = self._running.enter_context(locked_files(place, self.environ, max_bytes))
-        store = open_adapter_store(place, self.sources, self.environ)
+        store = NotingStore(open_adapter_store(place, self.sources, self.environ), self.looked_up)
         terms = CachePolicy(self.sources.limits, REFRESH, lambda: 5.0)
         found = OnDemandAdapters(self.registry, store, self.files, terms, lambda: self.time)
         self._running.callback(found.close)
@@ -63,7 +86,7 @@ class Bench:
 
     @property
     def calls(self) -> int:
-        """Requests that the store has got."""
+        """Requests that the store has got, those included that boto3 has sent again."""
         return len(self.s3.signed)
 
     def loads(self, name: str) -> int:
