@@ -5,8 +5,6 @@ import http.client
 import json
 import os
 import shutil
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -288,31 +286,3 @@ def test_a_private_address_is_fetched_where_allowed(
     url = process.url_when_ready()
     inline = _text(call(url, "/v1/chat/completions", _payload(_data_url(_picture(1)))))
     assert _text(call(url, "/v1/chat/completions", _payload(picture_url))) == inline
-
-
-START = """
-import logging, sys
-logging.basicConfig()
-from lmi_vllm.engine.vllm.configuration import VllmArguments, engine_config
-from lmi_vllm.messages import EngineArguments
-values = {"model": sys.argv[1], "enforce_eager": True, "max_model_len": 512}
-engine_config(VllmArguments.of(EngineArguments(values)).namespace, 1, 0, is_cpu=True)
-"""
-
-
-@pytest.mark.parametrize("is_prefix", [True, False])
-def test_a_start_warns_of_pictures_that_a_cpu_reads_in_order(
-    vision: VisionModel, tmp_path: Path, is_prefix: bool
-) -> None:
-    """A checkpoint whose pictures' tokens are to see each other; the start's configuration only."""
-    folder = tmp_path / "model"
-    shutil.copytree(vision.folder, folder)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"is_mm_prefix_lm": is_prefix}))
-    paths = os.pathsep.join([str(torchvision_copy()), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, "-c", START, str(folder)],
-        env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert ("bidirectional attention" in done.stderr) is is_prefix, done.stderr

@@ -129,13 +129,14 @@ def test_stalled_readers_do_not_grow_memory(server_process: StartServer) -> None
     url = server.url_when_ready()
     process = psutil.Process(server.process.pid)
     grown = []
-    for _ in range(2):
+    for _ in range(3):
         before = process.memory_info().rss
         leave_unread(url, 16)
         grown.append(process.memory_info().rss - before)
-    # The first round takes what the later ones take again. (Here the kernel's buffers hold most of
+    # The first round takes what the later ones take again, or when the garbage collector comes late
+    # the second one. What is never freed grows with each. (Here the kernel's buffers hold most of
     # it; what happens when they are full is the test above.)
-    assert grown[-1] < 8 << 20, grown
+    assert min(grown[1:]) < 8 << 20, grown
     assert call(url, "/invocations", {"inputs": "a"}).status == 200
 
 

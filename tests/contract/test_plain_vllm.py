@@ -157,7 +157,8 @@ HEADERS = "from torch._inductor import codecache as c; print(c._HEADER_DIR, c._H
 
 def test_plain_torch_keeps_its_headers_beside_the_cache() -> None:
     """`cpu_compilation.kept_headers`: whatever TORCHINDUCTOR_CACHE_DIR says."""
-    environ = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": "/kept"}
+    # A user without a name is one on a bare machine.
+    environ = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": "/kept", "USER": "lmi"}
     found = subprocess.run(
         [sys.executable, "-c", HEADERS],
         env=environ, check=True, timeout=120, capture_output=True, text=True,

@@ -198,8 +198,9 @@ def test_replaced_names_are_the_committed_ones() -> None:
     assert sum(name.startswith("vllm") for name in REPLACED) <= MAX_NAMES
     assert len(outside) == len(OUTSIDE)
     texts = {path: ast.unparse(tree) for path, tree in modules()}
+    missing = tuple(f"{folder.name}/" for folder in EXTRAS if not folder.is_dir())
     for path, line, end in OUTSIDE:
-        assert texts[path].count(line) == 1, line
+        assert path.startswith(missing) or texts[path].count(line) == 1, line
         assert sum(name.endswith(end) for name in outside) == 1, end
 
 
