@@ -9,11 +9,11 @@ import io
 import os
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -155,17 +155,17 @@ def test_plain_vllm_compiles_a_function_while_it_serves() -> None:
 HEADERS = "from torch._inductor import codecache as c; print(c._HEADER_DIR, c._HEADER_LOCK_DIR)"
 
 
-def test_plain_torch_keeps_its_headers_beside_the_cache() -> None:
+def test_plain_torch_keeps_its_headers_beside_the_cache(tmp_path: Path) -> None:
     """`cpu_compilation.kept_headers`: whatever TORCHINDUCTOR_CACHE_DIR says."""
     # A user without a name is one on a bare machine.
-    environ = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": "/kept", "USER": "lmi"}
+    environ = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "USER": "lmi"}
     found = subprocess.run(
         [sys.executable, "-c", HEADERS],
         env=environ, check=True, timeout=120, capture_output=True, text=True,
     )  # fmt: skip
     folders = found.stdout.split()
     assert len(folders) == 2
-    assert all(folder.startswith(tempfile.gettempdir()) for folder in folders)
+    assert not any(folder.startswith(str(tmp_path)) for folder in folders)
 
 
 def test_plain_torch_has_no_finalize_loading_that_vllm_calls() -> None:
