@@ -3,11 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import (
-    AsyncIterator,
-    Collection,
-    Iterator,
-)
+from collections.abc import AsyncIterator, Collection, Iterator
 from dataclasses import replace
 from typing import Any, Final
 

@@ -19,6 +19,7 @@ are known, too (unknown_names.py). `Settings.extra(TheClass)` is the typed insta
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -53,7 +54,7 @@ class LayeredSettings(Section):
         given: Mapping[str, Any] = getattr(init_settings, "init_kwargs", _NOTHING)
         return tuple(given.get("sources", ()))
 
-    @property
+    @cached_property
     def details(self) -> Details[Self]:
         """Where each setting was written; `written` has those with a value, by users' names."""
         return Details(self.written, self.rows)

@@ -14,7 +14,7 @@ from lmi_vllm.engine.base import Engine, EngineClient
 from lmi_vllm.messages import EngineArguments, ServingProfile
 
 # How many more objects than were freed are made until cycles among them are looked for. With
-# Python's 700 that takes 5 to 8 % of a request's CPU time (docs/performance/README.md).
+# Python's 700 that takes about 5 % of a short request's CPU time (docs/performance/README.md).
 COLLECT_AFTER: Final = 20_000
 
 

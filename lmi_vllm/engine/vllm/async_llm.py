@@ -316,10 +316,8 @@ def _launched(
         inputs=[client.input_address for client in clients],
         outputs=[client.output_address for client in clients],
     )
-    executor, log_stats = (
-        Executor.get_class(setup.config),
-        not setup.arguments.namespace.disable_log_stats,
-    )
+    executor = Executor.get_class(setup.config)
+    log_stats = not setup.arguments.namespace.disable_log_stats
     with launch_core_engines(setup.config, executor, log_stats, addresses) as launch:
         for part in (launch.engine_manager, launch.coordinator):
             if part is not None:

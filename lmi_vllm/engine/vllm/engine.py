@@ -26,11 +26,7 @@ from lmi_vllm.engine.base import (
 from lmi_vllm.engine.vllm.adapters import EngineAdapters
 from lmi_vllm.engine.vllm.async_llm import GuardedAsyncLLM, LeadingAsyncLLM
 from lmi_vllm.engine.vllm.bridge import Bridge
-from lmi_vllm.engine.vllm.configuration import (
-    VllmArguments,
-    cache_environment,
-    release_environment,
-)
+from lmi_vllm.engine.vllm.configuration import VllmArguments, cache_environment, release_environment
 from lmi_vllm.engine.vllm.engine_calls import LoadedAdapter
 from lmi_vllm.engine.vllm.jobs import JobRunner, PromptTokenizer
 from lmi_vllm.engine.vllm.names import (
