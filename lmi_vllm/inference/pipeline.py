@@ -50,8 +50,9 @@ async def invoke(context: RequestContext, steps: Sequence[RequestStep]) -> Reply
         if reply is None:
             for step in steps:
                 await step.check(context.call)
-            payload = with_adapter_id(_decode(context, steps), context.runtime.profile)
-            reply = await _answer(context, payload, steps)
+            payload = await prepare(context, partial(_decode, context, steps))
+            answer = _answer_each if context.needs_parts else _answer
+            reply = await answer(context, payload, steps)
         return context.deliver(reply)
 
 
@@ -69,24 +70,29 @@ async def ask_admitted(context: RequestContext, kind: str, payload: Any = None) 
     is_hooked = kind not in _UNHOOKED_KINDS
     if is_hooked and (own := await _handle(context)) is not None:
         return context.deliver(own)
-    if payload is None:
-        payload = decode_body(context.call.body, "application/json")
-    await context.hold_adapters(payload)
-    output = None
-    if is_hooked:
-        output = context.hooks.output
-        payload = await prepare(context, payload)
+    decode = partial(_decode_json, context, payload)
+    payload = await prepare(context, decode, is_hooked=is_hooked)
+    output = context.hooks.output if is_hooked else None
     prepared = Prepared(payload, kind, output=output, reply=unchanged_reply)
     return context.deliver(await render(context, prepared, await execute(context, prepared)))
 
 
-async def prepare(context: RequestContext, payload: Any) -> dict[str, Any]:
-    """Return the payload for the lanes: decoded, and changed by the input hook.
+async def prepare(
+    context: RequestContext, decode: Callable[[], Any], *, is_hooked: bool = True
+) -> Any:
+    """Return the payload for the lanes: decoded, its adapters held, changed by the input hook.
+
+    The hook is left out where each prompt of a list is prepared as a request of its own.
 
     Raises:
         CustomCodeError: the hook failed.
-        PayloadError: there is no hook, and the payload is not for us to read.
+        LmiError: an adapter cannot be held; see `RequestContext.hold_adapters`.
+        PayloadError: the body cannot be decoded, or only a hook could read it.
     """
+    payload = decode()
+    await context.hold_adapters(payload)
+    if not is_hooked or context.needs_parts:
+        return payload
     if context.hooks.input is not None:
         return await _input_hooked(context, context.hooks.input, payload)
     if not isinstance(payload, dict) or isinstance(payload.get("inputs"), bytes):
@@ -131,11 +137,7 @@ async def render(context: RequestContext, prepared: Prepared, answer: Reply | Op
 
 
 async def _answer(context: RequestContext, payload: Any, steps: Sequence[RequestStep]) -> Reply:
-    """Answer a decoded payload, with its adapters' hooks."""
-    await context.hold_adapters(payload)
-    if context.needs_parts:
-        return await _answer_each(context, payload, steps)
-    payload = await prepare(context, payload)
+    """Answer a prepared payload."""
     for step in steps:
         if (reply := await step.answer(context, payload)) is not None:
             return reply
@@ -154,11 +156,17 @@ async def _answer_each(
         for prompt, adapter in zip(prompts, adapters, strict=True)
     ]
     replies = await gathered(
-        [_answer(context.part(i), part, steps) for i, part in enumerate(parts)]
+        [_answer_part(context.part(i), part, steps) for i, part in enumerate(parts)]
     )
     if any(reply.stream is not None for reply in replies):
         raise PayloadError("inputs: streaming takes one prompt, not a list")
     return Reply(200, FRAMINGS["json"].content_type, _joined([reply.body for reply in replies]))
+
+
+async def _answer_part(
+    context: RequestContext, part: dict[str, Any], steps: Sequence[RequestStep]
+) -> Reply:
+    return await _answer(context, await prepare(context, lambda: part), steps)
 
 
 def _joined(bodies: list[bytes]) -> bytes:
@@ -201,11 +209,16 @@ async def _handle(context: RequestContext) -> Reply | None:
 
 
 def _decode(context: RequestContext, steps: Sequence[RequestStep]) -> Any:
-    """Return the payload; an input hook or a step may read bodies that are no objects.
+    """Return the payload of `/invocations` and similar routes.
 
     Raises:
         PayloadError: see `decode_body`.
     """
+    return with_adapter_id(_decode_any(context, steps), context.runtime.profile)
+
+
+def _decode_any(context: RequestContext, steps: Sequence[RequestStep]) -> Any:
+    """Return the payload; an input hook or a step may read bodies that are no objects."""
     call, runtime = context.call, context.runtime
     try:
         return decode_body(call.body, call.content_type)
@@ -217,6 +230,11 @@ def _decode(context: RequestContext, steps: Sequence[RequestStep]) -> Any:
             if (payload := step.undecoded(context)) is not None:
                 return payload
         raise
+
+
+def _decode_json(context: RequestContext, payload: Any) -> Any:
+    """Return `payload`, or the body as JSON if it was not read before."""
+    return decode_body(context.call.body, "application/json") if payload is None else payload
 
 
 def dispatch(payload: Mapping[str, Any]) -> PayloadKind:

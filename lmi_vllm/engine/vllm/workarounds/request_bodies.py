@@ -1,11 +1,11 @@
-"""Bodies that vLLM's application reads for minutes, or answers wrongly.
+"""Bodies that vLLM's application does not check before it works on them.
 
-Conversations of the Responses API. vLLM tries an invalid item as each of some sixty kinds, and
+Conversations of the Responses API: vLLM tries an invalid item as each of some sixty kinds, and
 collects all errors of all items on the event loop. So vLLM's own model reads a long list a few
 items at a time, up to the first invalid one.
 
-Batches of chats. With `stream` vLLM answers each of them with its last tokens only, as 200. Its
-documentation says that `stream` must be false or absent, and its code does not check it.
+Batches of chats: its documentation says that `stream` must be false or absent, and its code does
+not check it.
 
 Upstream: not reported that we know of.
 Releases: 0.31 and later.
@@ -22,34 +22,33 @@ from typing import Any, Final
 from lmi_vllm.errors import RequestError
 from lmi_vllm.messages import HttpCall
 
-_RESPONSES: Final = "/v1/responses"
-_BATCH: Final = "/v1/chat/completions/batch"
 _ITEMS_AT_ONCE: Final = 64  # wrong ones: 0.03 s
 _UNREAD: Final = (AttributeError, LookupError, RecursionError, TypeError)  # of vLLM's validators
 
 
 async def check_body(call: HttpCall, conversation: Any) -> None:
-    """Check a body that the application would read for minutes, or answer wrongly.
+    """Check what the application does not.
 
     `conversation` is vLLM's own model of a request to the Responses API.
 
     Raises:
         RequestError: an item of a conversation is none, or a batch of chats is to be streamed.
     """
-    if call.method != "POST" or call.path not in {_RESPONSES, _BATCH}:
+    check = _CHECKS.get((call.method, call.path))
+    if check is None:
         return
     try:
         payload = json.loads(call.body)
-        items, streams = payload.get("input"), payload.get("stream")
-    except (ValueError, AttributeError, RecursionError):
+    except (ValueError, RecursionError):
         return  # the application says so
-    if call.path == _RESPONSES and isinstance(items, list) and len(items) > _ITEMS_AT_ONCE:
-        await _check_items(items, conversation)
-    elif call.path == _BATCH and streams:
-        raise RequestError("stream: a batch of chats is not streamed; allowed: false")
+    if isinstance(payload, dict):
+        await check(payload, conversation)
 
 
-async def _check_items(items: list[object], conversation: Any) -> None:
+async def _check_items(payload: dict[str, Any], conversation: Any) -> None:
+    items = payload.get("input")
+    if not isinstance(items, list) or len(items) <= _ITEMS_AT_ONCE:
+        return
     for first in range(0, len(items), _ITEMS_AT_ONCE):
         some = items[first : first + _ITEMS_AT_ONCE]
         try:
@@ -60,3 +59,14 @@ async def _check_items(items: list[object], conversation: Any) -> None:
                 f"input: one of the items {first + 1} to {last} is none of the Responses API"
             ) from error
         await asyncio.sleep(0)
+
+
+async def _check_batch(payload: dict[str, Any], _: Any) -> None:
+    if payload.get("stream"):
+        raise RequestError("stream: a batch of chats is not streamed; allowed: false")
+
+
+_CHECKS: Final = {
+    ("POST", "/v1/responses"): _check_items,
+    ("POST", "/v1/chat/completions/batch"): _check_batch,
+}
