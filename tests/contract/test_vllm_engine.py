@@ -391,14 +391,55 @@ def test_start_fits_context_to_kv_cache_and_says_so(
     run(engine.close())
 
 
-@pytest.mark.parametrize("field", [{"top_k": 2**64}, {"session_id": "\ud800"}])
-def test_what_cannot_be_sent_to_the_engine_is_refused_and_forgotten(
-    run: LoopThread, vllm_engine: Engine, field: dict[str, object]
+@pytest.mark.parametrize(
+    ("field", "said"),
+    [
+        ({"top_k": 2**64}, b"top_k: cannot be sent to the engine; an integer has at most 64 bits"),
+        ({"session_id": "\ud800"}, b"session_id: cannot be sent to the engine"),
+        ({"vllm_xargs": {"x": "\ud800"}}, b"vllm_xargs: cannot be sent to the engine"),
+        ({"request_id": "\ud800"}, b"request_id: cannot be sent to the engine"),
+        ({"vllm_xargs": {"kv_transfer_params": "x"}}, b"kv_transfer_params: expected an object"),
+        ({"vllm_xargs": {"ec_transfer_params": [1]}}, b"ec_transfer_params: expected an object"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_sent_to_the_engine_is_refused_by_name_and_forgotten(
+    run: LoopThread, vllm_engine: Engine, field: dict[str, object], said: bytes
 ) -> None:
     """VLLM kept such a request for ever, and answered 500 without a text."""
     states = vllm_engine._llm.output_processor.request_states  # type: ignore[attr-defined]
     body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2, **field}
     reply = run(vllm_engine.answer_openai(OpenAICall("chat/completions", body, {}, "unsent")))
     assert reply.status == 400
-    assert b"cannot be sent to the engine" in reply.body
+    assert said in reply.body
     assert not states
+
+
+def test_plain_vllm_keeps_a_request_that_cannot_be_sent(
+    run: LoopThread, vllm_engine: Engine
+) -> None:
+    """`unsent_requests`: vLLM's own method fails, and the request stays in its tables."""
+    from vllm import SamplingParams  # noqa: PLC0415 (optional)
+    from vllm.v1.engine.async_llm import AsyncLLM  # noqa: PLC0415 (optional)
+
+    llm: Any = vllm_engine._llm  # type: ignore[attr-defined]
+    with pytest.raises(OverflowError):
+        run(AsyncLLM.add_request(llm, "kept", "x", SamplingParams(top_k=2**64)))
+    assert len(llm.output_processor.request_states) == 1
+    run(llm.abort("kept"))
+    assert not llm.output_processor.request_states
+
+
+def test_plain_vllm_reads_transfer_parameters_that_are_no_object(
+    run: LoopThread, vllm_engine: Engine
+) -> None:
+    """`unsent_requests`: an error of Python's instead of one that names the field."""
+    from vllm import SamplingParams  # noqa: PLC0415 (optional)
+    from vllm.v1.engine.async_llm import AsyncLLM  # noqa: PLC0415 (optional)
+
+    llm: Any = vllm_engine._llm  # type: ignore[attr-defined]
+    params = SamplingParams(extra_args={"kv_transfer_params": "x"})
+    with pytest.raises(AttributeError):
+        run(AsyncLLM.add_request(llm, "read", "x", params))
+    run(llm.abort("read"))
+    assert not llm.output_processor.request_states

@@ -39,6 +39,7 @@ from lmi_vllm.engine.vllm.outputs import EngineOutputs, grammar_check, lane_for
 from lmi_vllm.engine.vllm.workarounds import CPU_WORKER, is_needed
 from lmi_vllm.engine.vllm.workarounds.not_finite import REASON, is_marked_not_finite
 from lmi_vllm.engine.vllm.workarounds.parsers import check_reasoning
+from lmi_vllm.engine.vllm.workarounds.unsent_requests import UNSENDABLE, fault_of, unsent
 from lmi_vllm.engine.vllm.workarounds.zero_adapter import load_zero_adapter
 from lmi_vllm.errors import LmiError
 from lmi_vllm.messages import ServingProfile
@@ -127,13 +128,17 @@ class GuardedAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
             outputs = _checked(outputs, self.check_grammar, sampling_params)
         return self._with_slot(outputs, adapter, lora_request)
 
-    async def add_request(self, request_id: str, *arguments: Any, **named: Any) -> Any:
-        """As AsyncLLM.add_request, which keeps what cannot be sent to the engine for ever."""
+    async def add_request(
+        self, request_id: str, prompt: Any, params: Any, *arguments: Any, **named: Any
+    ) -> Any:
+        """As AsyncLLM.add_request; see `workarounds.unsent_requests`."""
+        if fault := fault_of(request_id, params):
+            raise VLLMValidationError(fault)
         try:
-            return await super().add_request(request_id, *arguments, **named)
-        except (OverflowError, UnicodeEncodeError) as error:  # beyond 64 bits; half of a character
+            return await super().add_request(request_id, prompt, params, *arguments, **named)
+        except UNSENDABLE as error:
             await self.abort(request_id)
-            raise VLLMValidationError(f"a value cannot be sent to the engine: {error}") from error
+            raise VLLMValidationError(unsent(error, params, named)) from error
 
     def encode(  # type: ignore[override,unused-ignore]
         self, *args: Any, lora_request: LoRARequest | None = None, **options: Any

@@ -140,6 +140,9 @@ ELSEWHERE: Final = {
     "text_lengths": Elsewhere(
         "engine.py", "test_plain_vllm_has_no_bound_for_texts_that_are_only_converted"
     ),
+    "unsent_requests": Elsewhere(
+        "async_llm.py", "test_plain_vllm_keeps_a_request_that_cannot_be_sent"
+    ),
     "zero_adapter": Elsewhere(
         "async_llm.py",
         "test_plain_vllm_computes_base_rows_with_an_adapter",
