@@ -403,7 +403,7 @@ def test_start_fits_context_to_kv_cache_and_says_so(
     ],
     ids=str,
 )
-def test_what_cannot_be_sent_to_the_engine_is_refused_by_name_and_forgotten(
+def test_what_cannot_be_sent_is_refused_by_name_and_forgotten(
     run: LoopThread, vllm_engine: Engine, field: dict[str, object], said: bytes
 ) -> None:
     """VLLM kept such a request for ever, and answered 500 without a text."""
