@@ -57,13 +57,14 @@ def test_modules_that_vllm_ignores_are_refused(
     loader = Loader(run, bigcode)
     assert run(loader.engine._llm.collective_rpc("answer_the_operator")) == ["added"]
     base = loader.ask()
+    others = loader.engine.adapters.shared, sorted(loader.engine.adapters.folder.path.glob("*/"))
     attention = gpt_bigcode_adapter(tmp_path / "attention", "attn.c_attn")
     both = gpt_bigcode_adapter(tmp_path / "both", "attn.c_attn", "mlp.c_fc")
     for folder in (attention, both):
         with pytest.raises(AdapterRefusedError, match=r"h\.0\.attn\.c_attn"):
             loader.load(folder)
-    assert not loader.engine.adapters.shared
-    assert not list(loader.engine.adapters.folder.path.glob("*/"))
+    adapters = loader.engine.adapters
+    assert (adapters.shared, sorted(adapters.folder.path.glob("*/"))) == others
     dense = loader.load(gpt_bigcode_adapter(tmp_path / "dense", "mlp.c_fc"))
     assert loader.ask(dense) != base
     assert loader.ask() == base
