@@ -71,9 +71,9 @@ def test_plain_vllm_computes_base_rows_with_an_adapter() -> None:
     assert is_wrong == is_affected("vllm", "0.33")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def foreign(run: LoopThread) -> Iterator[Engine]:
-    """An engine whose worker is vLLM's own: nothing of `workarounds` acts in it."""
+    """An engine for one test whose worker is vLLM's own: nothing of `workarounds` acts in it."""
     engine = start_demo_engine(
         run, worker_cls="vllm.v1.worker.cpu_worker.CPUWorker", max_num_seqs=8
     )
@@ -95,7 +95,7 @@ def test_base_rows_stay_base_with_a_foreign_worker(run: LoopThread, foreign: Eng
 def test_plain_vllm_mixes_prompt_logprobs_of_a_batch(
     run: LoopThread, foreign: Engine, tmp_path: Path
 ) -> None:
-    """Beside another request they are of its adapter, or the engine ends; it is not asked again."""
+    """Beside another request they are of its adapter, or the engine ends."""
     from vllm import SamplingParams  # noqa: PLC0415
     from vllm.v1.engine.async_llm import AsyncLLM  # noqa: PLC0415
     from vllm.v1.engine.exceptions import EngineDeadError  # noqa: PLC0415
