@@ -96,32 +96,35 @@ def test_no_log_probabilities_at_all_can_be_had(server_process: StartServer) -> 
     assert call(url, "/invocations", {"inputs": "The moon is"}).status == 200
 
 
+def ask_slow(url: str, address: str, number: int) -> http.client.HTTPConnection:
+    """Ask, from an address of this machine, for a grammar that takes a minute."""
+    fields = {f"p{index}": {} for index in range(300)}
+    schema = {"type": "object", "properties": fields, "minProperties": number}
+    port = int(url.rpartition(":")[2])
+    connection = http.client.HTTPConnection("127.0.0.1", port, 180, (address, 0))
+    payload = {"inputs": "a", "parameters": {"guided_json": schema}}
+    connection.request("POST", "/invocations", json.dumps(payload))
+    return connection
+
+
+def ordinary_request(url: str, name: str) -> float:
+    """Return the seconds that an ordinary grammar takes, one that was not asked for before."""
+    began = time.monotonic()
+    payload = {"inputs": "a", "parameters": {"guided_regex": f"[0-9]{{4}}-{name}"}}
+    assert call(url, "/invocations", payload).status == 200
+    return time.monotonic() - began
+
+
 @pytest.mark.vllm
 def test_slow_grammars_delay_no_other_request(watched: Watched) -> None:
     """Sixteen clients that disconnect, and sixteen that wait, from two addresses of their own."""
     server, url = watched.server.process, watched.server.url
-    port = int(url.rpartition(":")[2])
-
-    def ask(address: str, number: int) -> http.client.HTTPConnection:
-        fields = {f"p{index}": {} for index in range(300)}
-        schema = {"type": "object", "properties": fields, "minProperties": number}
-        connection = http.client.HTTPConnection("127.0.0.1", port, 60, (address, 0))
-        payload = {"inputs": "a", "parameters": {"guided_json": schema}}
-        connection.request("POST", "/invocations", json.dumps(payload))
-        return connection
-
-    def ordinary_request(name: str) -> float:
-        began = time.monotonic()
-        payload = {"inputs": "a", "parameters": {"guided_regex": f"[0-9]{{4}}-{name}"}}
-        assert call(url, "/invocations", payload).status == 200
-        return time.monotonic() - began
-
-    for connection in [ask("127.0.0.2", 100 + number) for number in range(16)]:
+    for connection in [ask_slow(url, "127.0.0.2", 100 + number) for number in range(16)]:
         connection.close()
-    after_disconnects = ordinary_request("first")
-    waiting = [ask("127.0.0.3", 130 + number) for number in range(16)]
+    after_disconnects = ordinary_request(url, "first")
+    waiting = [ask_slow(url, "127.0.0.3", 130 + number) for number in range(16)]
     time.sleep(0.5)
-    beside_others = ordinary_request("second")
+    beside_others = ordinary_request(url, "second")
     for connection in waiting:
         connection.close()
     assert (after_disconnects < 2 * GRAMMAR_SECONDS, beside_others < 2 * GRAMMAR_SECONDS) == (
@@ -129,5 +132,23 @@ def test_slow_grammars_delay_no_other_request(watched: Watched) -> None:
         True,
     )
     time.sleep(1)
-    assert ordinary_request("third") < 2 * GRAMMAR_SECONDS
+    assert ordinary_request(url, "third") < 2 * GRAMMAR_SECONDS
     assert wait_until(lambda: len(server.children()) == 1, 5)
+
+
+@pytest.mark.vllm
+def test_addresses_whose_grammars_were_slow_come_last(watched: Watched) -> None:
+    """Twelve of them that ask again do not make another wait; in turn it would be 20 s."""
+    url = watched.server.url
+    evil = [f"127.0.1.{number}" for number in range(1, 13)]
+    refused = [ask_slow(url, address, 50 + number) for number, address in enumerate(evil)]
+    for connection in refused:
+        assert connection.getresponse().status == 424
+        connection.close()
+    for each in range(2):
+        again = [ask_slow(url, address, 200 + number) for number, address in enumerate(evil)]
+        time.sleep(0.5)
+        seconds = ordinary_request(url, f"fourth-{each}")
+        for connection in again:
+            connection.close()
+        assert seconds < 2 * GRAMMAR_SECONDS

@@ -73,6 +73,8 @@ LONG: Final[Mapping[str, str]] = MappingProxyType({
     "integration/models_equal_transformers.py": _FAMILIES,
     "integration/models_without_network.py::test_draft_model_and_tokenizer_of_other_places_are_fetched[hub-s3]":
         "the same with the places changed, in integration/models_without_network.py",
+    "integration/nothing_stalls_while_serving.py::test_addresses_whose_grammars_were_slow_come_last":
+        "tests/unit/extras/grammar_trials/test_queue.py, and two addresses in the same file",
     "integration/openapi_fuzz.py": "tests/fuzz, and integration/same_as_vllm_serve.py",
     "integration/packages_install_clean.py": _CLEAN,
     "integration/parallel_ranks.py": "tests/unit/translate/test_parallel.py",
