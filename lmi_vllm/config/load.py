@@ -15,7 +15,7 @@ from lmi_vllm.config.properties import (
     config_properties,
     serving_properties_paths,
 )
-from lmi_vllm.config.resolve import Resolver, report_model_ids
+from lmi_vllm.config.resolve import Resolver, report_hidden
 from lmi_vllm.config.setting import CommandLine, Layers, Report, Setting
 from lmi_vllm.config.settings import (
     ExtraSettings,
@@ -156,7 +156,7 @@ class _Load:
         check_listen(server, self.report.fail)
         for extra in others:
             extra.check(server, self.report.fail)
-        report_model_ids(self.model.layers, self.report)
+        report_hidden(self.model.layers, self.report)
         if server.job_queue_size < model.max_rolling_batch_size:
             queue = server.details.job_queue_size
             batch = model.details.max_rolling_batch_size

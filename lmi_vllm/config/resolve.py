@@ -207,14 +207,21 @@ def vllm_reader(row: Option) -> Parser:
     return lambda text: coerce(argument, text)
 
 
-def report_model_ids(model: Layers, report: Report) -> None:
-    """Warn once of model ids that differ from the one that counts."""
-    key = f"{FILE_PREFIX}model_id"
-    winner = model.winners.get(key)
-    others = [raw for raw in model.hidden if raw.key == key and winner and raw.text != winner.text]
-    if winner and others:
-        names = ", ".join(f"{mask_text('model_id', raw.text)} ({raw.origin})" for raw in others)
-        report.warn(
-            f"model id {mask_text('model_id', winner.text)} ({winner.origin}) is served; "
-            f"not used: {names}"
-        )
+def report_hidden(model: Layers, report: Report) -> None:
+    """Warn of model ids that differ from the one that counts, and of variables behind a file.
+
+    A variable that a file hides surprises the operator: the file came with the model. A flag that
+    hides one was typed for this very start.
+    """
+    for key, winner in model.winners.items():
+        others = [raw for raw in model.hidden if raw.key == key and raw.text != winner.text]
+        if others and key == f"{FILE_PREFIX}model_id":
+            names = ", ".join(f"{mask_text('model_id', raw.text)} ({raw.origin})" for raw in others)
+            report.warn(
+                f"model id {mask_text('model_id', winner.text)} ({winner.origin}) is served; "
+                f"not used: {names}"
+            )
+        elif winner.origin.kind is OriginKind.FILE:
+            for raw in others:
+                if raw.origin.kind in {OriginKind.VARIABLE, OriginKind.ALIAS}:
+                    report.warn(f"{raw.stated} is not used: {winner.stated} comes first")

@@ -165,6 +165,18 @@ def test_first_model_id_wins_and_a_warning_names_the_others(
     assert all(other in run.warnings[0] for other in others)
 
 
+def test_variable_behind_the_file_is_warned_of(explained: ExplainRun) -> None:
+    """With both values and places; not one that says the same, and no secret is shown."""
+    file = "option.dtype=fp32\noption.max_loras=2\noption.hf_token=hf_aaa"
+    run = explained(file, "OPTION_DTYPE=fp16 OPTION_MAX_LORAS=2 OPTION_HF_TOKEN=hf_bbb")
+    said = [one for one in run.warnings if "comes first" in one]
+    wanted = "option.dtype=fp16 (OPTION_DTYPE) is not used: option.dtype=fp32 ("
+    assert [one for one in said if "dtype" in one] == [one for one in said if wanted in one] != []
+    assert not [one for one in said if "max_loras" in one]
+    assert "option.hf_token=*** (OPTION_HF_TOKEN) is not used" in " ".join(said)
+    assert not [one for one in run.warnings if "hf_aaa" in one or "hf_bbb" in one]
+
+
 def test_hub_variables_beat_option_variables_and_lose_to_the_file(explained: ExplainRun) -> None:
     """HF_REVISION > OPTION_REVISION and HF_TASK > OPTION_TASK; the file beats both."""
     environ = "HF_MODEL_ID=a/b HF_REVISION=h OPTION_REVISION=o HF_TASK=embed OPTION_TASK=generate"

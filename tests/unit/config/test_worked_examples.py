@@ -54,6 +54,7 @@ EXAMPLES = (
         {"max_num_seqs": 8},
         file="option.max_rolling_batch_size=8",
         environ="OPTION_MAX_ROLLING_BATCH_SIZE=64",
+        warnings=1,  # that names the variable
     ),
     Example(
         "option over alias",
