@@ -23,6 +23,7 @@ from integration.client import call
 
 ROOT = Path(__file__).parent.parent
 ENVIRONMENT = Path(sys.prefix)
+OUTPUT = ROOT / "build/bare-machine.txt"  # of all of `make test`
 USER = 1234
 HOME = "/home/user"
 ENTER = "enter.sh"
@@ -230,7 +231,9 @@ def test_both_commands_run_on_a_bare_machine(empty_machine: Machine, tmp_path: P
         answer = call(url, "/invocations", {"inputs": "The capital of France is"})
     assert answer.json() == {"generated_text": " Paris. The city lies on the river Seine."}
     done = empty_machine.run("make", "test", "ARGS=-q")
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-1000:]
+    OUTPUT.parent.mkdir(exist_ok=True)
+    OUTPUT.write_text(done.stdout + done.stderr, encoding="utf-8")
+    assert done.returncode == 0, f"see {OUTPUT}: {done.stdout[-6000:]}"
     print(done.stdout[-3000:])
 
 
