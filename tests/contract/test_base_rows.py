@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from lmi_vllm.engine.base import Engine
-from lmi_vllm.engine.vllm.workarounds import is_affected
+from lmi_vllm.engine.vllm.workarounds import is_affected, replace
 from lmi_vllm.engine.vllm.workarounds.base_rows import skipping_base_rows
+from lmi_vllm.engine.vllm.workarounds.cpu_compilation import uncompiled
 from tests.contract.adapter_loader import Loader
 from tests.contract.conftest import DEMO_ADAPTERS, LoopThread, start_demo_engine
 from tests.support.adapter_files import make_head_adapter
@@ -73,10 +74,15 @@ def test_plain_vllm_computes_base_rows_with_an_adapter() -> None:
 
 @pytest.fixture
 def foreign(run: LoopThread) -> Iterator[Engine]:
-    """An engine for one test whose worker is vLLM's own: nothing of `workarounds` acts in it."""
-    engine = start_demo_engine(
-        run, worker_cls="vllm.v1.worker.cpu_worker.CPUWorker", max_num_seqs=8
-    )
+    """An engine for one test, whose worker is vLLM's own.
+
+    Of `workarounds` only one acts in it, which it has from this process: without that, log
+    probabilities would need a C++ compiler.
+    """
+    with replace("vllm.v1.sample.sampler:batched_count_greater_than", uncompiled):
+        engine = start_demo_engine(
+            run, worker_cls="vllm.v1.worker.cpu_worker.CPUWorker", max_num_seqs=8
+        )
     yield engine
     run(engine.close())
 
