@@ -251,7 +251,7 @@ def test_an_aborted_sequence_is_counted_as_far_as_it_came(
 
     for form in ("whole", "streamed to a reader"):
         generated, taken = run(scenario(form))
-        assert taken <= generated <= taken + 5
+        assert taken <= generated < 2 * taken  # some came since; none is counted twice
 
 
 def test_the_engine_s_death_reaches_a_sequence_of_the_lane(
