@@ -13,18 +13,40 @@ import time
 import pytest
 
 from integration.client import call, wait_until
+from integration.conftest import clean_environment
+from integration.forked_server import ForkedProcess
 
 FULL_PIPE_SECONDS = 12.0  # of a line each 0.05 s: several times what a pipe holds
 REQUESTS = 1600  # lines of 0.8 KiB: more than the pipe's 64 KiB and the queue's 1 MiB
 
 
-def end(process: "subprocess.Popen[str]") -> None:
+Process = ForkedProcess | subprocess.Popen[str]
+
+
+def end(process: Process) -> None:
     """Kill what still runs."""
-    with process:
-        process.kill()
+    process.kill()
+    process.wait(30)
+    if process.stdout is not None:
+        process.stdout.close()
 
 
-def listening(process: "subprocess.Popen[str]") -> str:
+def forked(stderr: int, **environ: str) -> ForkedProcess:
+    """Start a server on the real engine, whose log goes there."""
+    pytest.importorskip("vllm", reason="needs vLLM: make setup installs it")
+    arguments = ["serve", "--demo", "--port", "0"]
+    return ForkedProcess(arguments, clean_environment() | environ, stderr)
+
+
+def scripted(stderr: int) -> "subprocess.Popen[str]":
+    """Start a server on the scripted engine, whose log goes there."""
+    command = [sys.executable, "-m", "lmi_vllm", "serve", "--demo", "--port", "0"]
+    return subprocess.Popen(
+        [*command, "--engine", "scripted"], stdout=subprocess.PIPE, stderr=stderr, text=True
+    )
+
+
+def listening(process: Process) -> str:
     """Return the address on which the server listens."""
     assert process.stdout is not None
     return next(line for line in process.stdout if line.startswith("Listening on ")).split()[-1]
@@ -33,13 +55,8 @@ def listening(process: "subprocess.Popen[str]") -> str:
 @pytest.mark.parametrize("engine", ["scripted", pytest.param("vllm", marks=pytest.mark.vllm)])
 def test_serving_with_a_stalled_log_reader(engine: str) -> None:
     """Health and streams answer throughout; then the lines come, and one that counts the rest."""
-    if engine == "vllm":
-        pytest.importorskip("vllm", reason="needs vLLM: make setup installs it")
     reading, writing = os.pipe()
-    command = [sys.executable, "-m", "lmi_vllm", "serve", "--demo", "--port", "0"]
-    process = subprocess.Popen(
-        [*command, "--engine", engine], stdout=subprocess.PIPE, stderr=writing, text=True
-    )
+    process = forked(writing) if engine == "vllm" else scripted(writing)
     os.close(writing)
     try:
         url = listening(process)
@@ -72,15 +89,16 @@ def test_lines_that_the_engine_drops_are_counted_by_the_server(method: str) -> N
     """Its process shares stderr, whose pipe its own lines fill; the metric is the server's."""
     pytest.importorskip("vllm", reason="needs vLLM: make setup installs it")
     reading, writing = os.pipe()
-    environ = {
-        **os.environ,
-        "VLLM_WORKER_MULTIPROC_METHOD": method,
-        "OPTION_SCHEDULER_CLS": "tests.support.operators_scheduler.TalkativeScheduler",
-    }
-    process = subprocess.Popen(
-        [sys.executable, "-m", "lmi_vllm", "serve", "--demo", "--port", "0"],
-        stdout=subprocess.PIPE, stderr=writing, text=True, env=environ,
-    )  # fmt: skip
+    scheduler = {"OPTION_SCHEDULER_CLS": "tests.support.operators_scheduler.TalkativeScheduler"}
+    process: Process
+    if method == "fork":  # which a CPU has without being told
+        process = forked(writing, **scheduler)
+    else:
+        environ = clean_environment() | scheduler | {"VLLM_WORKER_MULTIPROC_METHOD": method}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "lmi_vllm", "serve", "--demo", "--port", "0"],
+            stdout=subprocess.PIPE, stderr=writing, text=True, env=environ,
+        )  # fmt: skip
     os.close(writing)
     try:
         url = listening(process)
@@ -105,10 +123,7 @@ def test_lines_that_the_engine_drops_are_counted_by_the_server(method: str) -> N
 def test_shutdown_with_a_stalled_log_reader() -> None:
     """A signal ends it within seconds, with a full pipe."""
     reading, writing = os.pipe()
-    command = [sys.executable, "-m", "lmi_vllm", "serve", "--demo", "--port", "0"]
-    process = subprocess.Popen(
-        [*command, "--engine", "scripted"], stdout=subprocess.PIPE, stderr=writing, text=True
-    )
+    process = scripted(writing)
     try:
         url = listening(process)
         assert wait_until(lambda: call(url, "/ping").status == 200, 60)
@@ -188,6 +203,7 @@ def test_serving_with_a_stalled_metrics_reader() -> None:
         until = time.monotonic() + FULL_PIPE_SECONDS
         while time.monotonic() < until:
             assert call(url, "/invocations", body, seconds=10).status == 200
+            time.sleep(0.02)  # leaves the processor to other tests
         assert call(url, "/invocations", {**body, "stream": True}, seconds=20).status == 200
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0

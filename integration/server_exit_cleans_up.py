@@ -100,9 +100,14 @@ def test_sigkill_ends_the_engine_and_frees_the_port(
     client.rest()  # ends: no other process holds the connection open
 
 
-def test_engine_death_fails_requests_and_ends_the_process(server_process: StartServer) -> None:
-    """The engine killed: the stream ends with an error row, the process with 1 and a reason."""
-    server, url = start(server_process, is_forked=True)
+def test_engine_death_fails_requests_and_ends_the_process(
+    server_process: StartServer, short_folder: Path
+) -> None:
+    """The engine killed: the stream ends with an error row, the process with 1 and a reason.
+
+    No temporary file is left: those of the killed process lie in a folder of the server's.
+    """
+    server, url = start(server_process, is_forked=True, TMPDIR=str(short_folder))
     client = OpenStream(url, "/invocations", LONG)
     for child in server.children():
         child.kill()
@@ -110,6 +115,7 @@ def test_engine_death_fails_requests_and_ends_the_process(server_process: StartS
     assert server.wait_exit(15) == 1
     assert server.stderr.splitlines()[-1] == "lmi-vllm: error: the engine process died"
     assert is_free(url)
+    assert not list(short_folder.iterdir())
 
 
 def test_sigterm_while_the_engine_starts_leaves_nothing(server_process: StartServer) -> None:

@@ -173,3 +173,36 @@ def test_plain_torch_has_no_finalize_loading_that_vllm_calls() -> None:
     from torch._dynamo.aot_compile_types import BundledAOTAutogradSerializableCallable
 
     assert not hasattr(BundledAOTAutogradSerializableCallable, "finalize_loading")
+
+
+def test_plain_vllm_looks_for_ngram_drafts_with_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`start.py` leaves numba one thread; a release that uses more wants them."""
+    from vllm.v1.spec_decode.ngram_proposer import NgramProposer
+
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(NgramProposer, "propose", lambda *_: None)  # compiles, for seconds
+    config = SimpleNamespace(
+        speculative_config=SimpleNamespace(
+            prompt_lookup_min=1, prompt_lookup_max=3, num_speculative_tokens=3
+        ),
+        model_config=SimpleNamespace(max_model_len=64),
+        scheduler_config=SimpleNamespace(max_num_seqs=4),
+        parallel_config=SimpleNamespace(tensor_parallel_size=1),
+    )
+    assert NgramProposer(config).num_numba_thread_available == 1
+
+
+@pytest.mark.parametrize(("operators", "found"), [(None, "1"), ("3", "3")])
+def test_engine_has_one_thread_of_numba(
+    monkeypatch: pytest.MonkeyPatch, operators: str | None, found: str
+) -> None:
+    """Unless the operator says how many; the server's own variable is not touched."""
+    from lmi_vllm.engine.vllm.start import NUMBA_THREADS, starting
+    from lmi_vllm.messages import EngineArguments
+
+    monkeypatch.delenv(NUMBA_THREADS, raising=False)
+    if operators is not None:
+        monkeypatch.setenv(NUMBA_THREADS, operators)
+    with starting(EngineArguments({}, {})):
+        assert os.environ[NUMBA_THREADS] == found
+    assert os.environ.get(NUMBA_THREADS) == operators

@@ -28,7 +28,7 @@ JOBS: Final[dict[str, dict[str, Any]]] = {
     "greedy": {},
     "log probabilities": {"logprobs": 0},
     "ranked candidates": {"logprobs": 3},
-    "long": {"max_tokens": 400, "logprobs": 0},
+    "long": {"max_tokens": 200, "logprobs": 0},
     "wild, which cuts characters": {"temperature": 2.0, "seed": 3, "max_tokens": 120},
     "wild, special tokens shown": {
         "temperature": 2.0, "seed": 4, "max_tokens": 120, "skip_special_tokens": False,

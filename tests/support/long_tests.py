@@ -26,6 +26,10 @@ LONG: Final[Mapping[str, str]] = MappingProxyType({
         "tests/contract/test_bridge.py, the same with our workaround",
     "tests/contract/test_not_finite.py::test_plain_vllm_corrupts_every_later_answer":
         "tests/contract/test_not_finite.py, the same with our workaround",
+    "tests/contract/test_not_finite.py::test_speculative_decoding_ends_only_the_not_finite_request[draft_model]":
+        "tests/contract/test_not_finite.py, the same with n-gram drafts",
+    "tests/contract/test_pooling.py::test_their_relatives_match_transformers":
+        "tests/contract/test_pooling.py, a model of each kind",
     "tests/contract/test_ray_backend.py": _ARGUMENTS,
     "tests/contract/test_token_lane.py::test_a_mixture_in_one_batch":
         "tests/contract/test_token_lane.py, one request at a time",
@@ -50,8 +54,8 @@ LONG: Final[Mapping[str, str]] = MappingProxyType({
     "integration/client_sagemaker_runtime.py": _LANES,
     "integration/compile_cache_is_kept.py": "tests/unit/extras/compile_cache",
     "integration/console_in_a_browser.py": _CONSOLE,
-    "integration/core_without_extras.py::test_core_passes_its_tests_without":
-        "the same without any, in integration/core_without_extras.py",
+    "integration/core_without_extras.py":
+        "tests/unit/test_deletable_extras.py, a server without any extra",
     "integration/encoder_decoder_model.py": "tests/contract/test_transformers_engine.py",
     "integration/endurance.py": "tests/web/test_streams.py and tests/server/test_drain.py",
     "integration/engine_restart.py::test_stall_is_noticed_and_one_that_lasts_replaces_the_engine":
@@ -69,6 +73,8 @@ LONG: Final[Mapping[str, str]] = MappingProxyType({
     "integration/hub_model_starts_the_engine.py": "integration/models_without_network.py",
     "integration/images_in_messages.py": "tests/contract/test_media_guard.py",
     "integration/lmcache_on_the_real_engine.py": "tests/unit/extras/lmcache",
+    "integration/log_with_a_stalled_reader.py::test_lines_that_the_engine_drops_are_counted_by_the_server[spawn]":
+        "the same with a forked engine, in integration/log_with_a_stalled_reader.py",
     "integration/mistral_tokenizers.py": "tests/unit/translate",
     "integration/models_equal_transformers.py": _FAMILIES,
     "integration/models_without_network.py::test_draft_model_and_tokenizer_of_other_places_are_fetched[hub-s3]":

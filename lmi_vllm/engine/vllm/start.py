@@ -43,6 +43,7 @@ START_METHOD: Final = "VLLM_WORKER_MULTIPROC_METHOD"  # vLLM's: fork, spawn or f
 # The user's value: vLLM overwrites it at each start, also at one that fails.
 CONFIGURED_METHOD: Final = os.environ.get(START_METHOD)
 SOCKETS_FOLDER: Final = "VLLM_RPC_BASE_PATH"  # vLLM's, of its processes' sockets
+NUMBA_THREADS: Final = "NUMBA_NUM_THREADS"
 LONGEST_FOLDER: Final = 70  # bytes: a socket's path has at most 107, and vLLM's names have 36
 # Texts of Python and of transformers, as they come from the engine's process.
 NO_TORCHVISION_MARKS: Final = (
@@ -182,9 +183,16 @@ def _choose_start_method(*, is_cpu: bool) -> None:
 
 @contextlib.contextmanager
 def _engine_environment(error_file: Path, *, is_cpu: bool) -> Iterator[None]:
-    """Pass the log format and other settings to engine processes in the environment."""
+    """Pass the log format and other settings to engine processes in the environment.
+
+    vLLM looks for n-gram drafts with one thread of numba. With more in its pool, each step waits
+    for threads that have nothing to do (DECISIONS.md 111).
+    """
     claim_children()
-    os.environ[ERROR_FILE_VARIABLE] = str(error_file)
+    passed = {ERROR_FILE_VARIABLE: str(error_file)}
+    if NUMBA_THREADS not in os.environ:
+        passed[NUMBA_THREADS] = "1"
+    os.environ.update(passed)
     os.environ.setdefault(NOT_FINITE_COUNT, "1")
     if is_cpu:
         # Lets the CPU platform keep the `uni` executor; the engine core is still a child.
@@ -194,7 +202,8 @@ def _engine_environment(error_file: Path, *, is_cpu: bool) -> Iterator[None]:
         yield
     finally:
         stop_watching()
-        os.environ.pop(ERROR_FILE_VARIABLE, None)
+        for name in passed:
+            os.environ.pop(name, None)
 
 
 def _start_error(

@@ -8,14 +8,19 @@ vLLM skips layers with a window (see `not_finite` for both).
 It also has a workaround of its own. Every pipeline stage but the first reads its input from buffers
 that vLLM's warm-up makes. Without compilation there is no warm-up, so they are made with the model.
 
+The file by which ranks meet is put beside vLLM's sockets, in the folder that this server removes. A
+killed engine leaves it in the folder for temporary files otherwise.
+
 Upstream: not reported that we know of.
 Releases: 0.31 and later.
 Shows: with pipeline stages on a CPU, the engine ends at the first request.
 May go: when integration/parallel_ranks.py and the tests of `not_finite` hold without it.
 """
 
+import os
 from collections.abc import Sequence
-from typing import Any
+from pathlib import PurePath
+from typing import Any, Final
 
 import torch
 from vllm.distributed.parallel_state import get_pp_group
@@ -24,12 +29,18 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 from lmi_vllm.engine.vllm import workarounds
 from lmi_vllm.engine.vllm.workarounds.not_finite import requests_not_finite
 
+_FILE: Final = "file://"  # of the ranks of one node; those of several meet at an address
+
 
 class GuardedCpuWorker(CPUWorker):  # type: ignore[misc,unused-ignore]
     """CPUWorker that compiles nothing while it serves and keeps requests apart under LoRA."""
 
     def init_device(self) -> None:
         """As CPUWorker.init_device; then works around what the worker's process needs."""
+        worker: Any = self
+        meeting = str(worker.distributed_init_method)
+        if (sockets := os.environ.get("VLLM_RPC_BASE_PATH")) and meeting.startswith(_FILE):
+            worker.distributed_init_method = f"{_FILE}{sockets}/{PurePath(meeting).name}"
         super().init_device()
         workarounds.apply(workarounds.Scope.WORKER)
         if self.vllm_config.lora_config is not None:
