@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +22,9 @@ from PIL import Image
 
 from lmi_vllm.demo import DEMO_MODEL_DIR
 from lmi_vllm.engine.base import Engine
+from lmi_vllm.engine.vllm import workarounds
 from lmi_vllm.messages import MediaPolicy
+from tests.contract.conftest import LoopThread, start_demo_engine
 
 pytestmark = pytest.mark.vllm
 pytest.importorskip("vllm", reason="needs vLLM: make setup installs it")
@@ -206,3 +208,37 @@ def test_engine_has_one_thread_of_numba(
     with starting(EngineArguments({}, {})):
         assert os.environ[NUMBA_THREADS] == found
     assert os.environ.get(NUMBA_THREADS) == operators
+
+
+class Nameless:
+    """Answers every attribute, `__dict__` too, as libraries of llvmlite do, which numba imports."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> object:
+        return object()
+
+
+@pytest.fixture
+def odd_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module with such an object is imported."""
+    module = ModuleType("odd")
+    module.library = Nameless()  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "odd", module)
+
+
+@pytest.mark.usefixtures("odd_module")
+def test_plain_vllm_reads_the_names_of_any_object() -> None:
+    """Each worker on a CPU does at its start."""
+    from vllm.triton_utils import dispatcher
+
+    with pytest.raises(AttributeError, match="has no attribute 'get'"):
+        dispatcher._rebind_kernels([])
+    with workarounds.apply(workarounds.Scope.COMPILED_CODE):
+        dispatcher._rebind_kernels([])
+
+
+@pytest.mark.usefixtures("odd_module")
+def test_engine_is_forked_whatever_has_been_imported(run: LoopThread) -> None:
+    """As after an engine's death, when the server has imported an operator's code."""
+    run(start_demo_engine(run).close())

@@ -107,6 +107,13 @@ WORKAROUNDS: Final = (
         adds=True,
     ),
     Workaround(
+        "vllm.triton_utils.dispatcher:vars",
+        cpu_compilation.names_of,
+        Scope.COMPILED_CODE,
+        "tests/contract/test_plain_vllm.py:test_plain_vllm_reads_the_names_of_any_object",
+        adds=True,
+    ),
+    Workaround(
         "model_hosting_container_standards.sagemaker:bootstrap",
         model_scripts.left_out,
         Scope.APPLICATION,
@@ -174,8 +181,10 @@ def apply(scope: Scope) -> contextlib.ExitStack:
 
 def _is_wanted(row: Workaround) -> bool:
     if row.adds:
-        owner = row.target.rpartition(".")[0]
-        return has_name(owner) and not has_name(row.target)
+        with contextlib.suppress(ImportError, AttributeError):
+            owner, name = _owner(row.target)
+            return not hasattr(owner, name)
+        return False
     if has_name(row.target):
         return True
     if row.is_required:

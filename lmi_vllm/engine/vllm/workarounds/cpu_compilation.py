@@ -12,16 +12,21 @@ below /tmp and not where TORCHINDUCTOR_CACHE_DIR says, and makes it again in eac
 `nothing_to_finalize`: vLLM calls `finalize_loading` on compiled code that it reads from the disk,
 which only its own backend's code has. On a CPU the code is torch's, complete once it is read.
 
+`names_of`: vLLM puts its CPU kernels in the place of Triton's in every module that is imported, and
+reads the names of each object there. Some have none that can be read (llvmlite's, which numba and
+librosa import). With those in `model.py`, an engine that had died could not be forked again.
+
 Upstream: https://github.com/torch-spyre/sendnn-inference/issues/550 (the first),
     vllm-project/vllm/issues/19317 (the second), pytorch/pytorch/pull/144002 (where the header came
-    from); the last is not reported that we know of.
+    from); the last two are not reported that we know of.
 Releases: 0.31 and later, with torch 2.13.
-Shows: every stream stands still for 5 to 25 s; a start is 11, 6.5 and some more seconds longer.
+Shows: every stream stands still for 5 to 25 s; a start is 11, 6.5 and some more seconds longer, or
+    ends with "'_lib_fn_wrapper' object has no attribute 'get'".
 May go: each when the test of its row fails, which is of plain vLLM or torch.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -57,3 +62,17 @@ def nothing_to_finalize(_: object) -> Callable[[object, object], None]:
         """Do nothing."""
 
     return finalize_loading
+
+
+def names_of(_: object) -> Callable[[object], Mapping[str, Any]]:
+    """Return what reads the names of an object, none where they cannot be read."""
+
+    def read(value: object) -> Mapping[str, Any]:
+        """As the builtin `vars`, but without asking the object, whatever it would answer."""
+        try:
+            names: Mapping[str, Any] = object.__getattribute__(value, "__dict__")
+        except AttributeError:
+            return {}
+        return names
+
+    return read

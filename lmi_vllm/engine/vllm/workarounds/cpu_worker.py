@@ -17,12 +17,12 @@ Shows: with pipeline stages on a CPU, the engine ends at the first request.
 May go: when integration/parallel_ranks.py and the tests of `not_finite` hold without it.
 """
 
-import os
 from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any, Final
 
 import torch
+import vllm.envs as vllm_settings
 from vllm.distributed.parallel_state import get_pp_group
 from vllm.v1.worker.cpu_worker import CPUWorker
 
@@ -39,8 +39,9 @@ class GuardedCpuWorker(CPUWorker):  # type: ignore[misc,unused-ignore]
         """As CPUWorker.init_device; then works around what the worker's process needs."""
         worker: Any = self
         meeting = str(worker.distributed_init_method)
-        if (sockets := os.environ.get("VLLM_RPC_BASE_PATH")) and meeting.startswith(_FILE):
-            worker.distributed_init_method = f"{_FILE}{sockets}/{PurePath(meeting).name}"
+        if meeting.startswith(_FILE):
+            path = PurePath(vllm_settings.VLLM_RPC_BASE_PATH, PurePath(meeting).name)
+            worker.distributed_init_method = f"{_FILE}{path}"
         super().init_device()
         workarounds.apply(workarounds.Scope.WORKER)
         if self.vllm_config.lora_config is not None:
