@@ -207,7 +207,7 @@ def test_a_running_request_keeps_its_adapter(two: RunningServer) -> None:
     payload = {
         **LONG,
         "adapters": "held",
-        "parameters": {"max_new_tokens": 400, "ignore_eos_token": True},
+        "parameters": {"max_new_tokens": 200, "ignore_eos_token": True},
     }
     alone = ask(two.url, pids[1], "/invocations", payload)
     connection, response = stream(two.url, pids[1], payload)

@@ -89,7 +89,10 @@ def test_sigkill_ends_the_engine_and_frees_the_port(
 
     Forked engines are prepared by our fork hook, spawned ones (all of CUDA's) by our vLLM plugin.
     """
-    server, url = start(server_process, VLLM_WORKER_MULTIPROC_METHOD=method)
+    if method == "fork":  # which a CPU has without being told
+        server, url = start(server_process, is_forked=True)
+    else:
+        server, url = start(server_process, VLLM_WORKER_MULTIPROC_METHOD=method)
     children = server.children()
     assert children
     client = OpenStream(url, "/invocations", LONG)

@@ -28,10 +28,10 @@ JOBS: Final[dict[str, dict[str, Any]]] = {
     "greedy": {},
     "log probabilities": {"logprobs": 0},
     "ranked candidates": {"logprobs": 3},
-    "long": {"max_tokens": 200, "logprobs": 0},
+    "long": {"max_tokens": 150, "logprobs": 0},
     "wild, which cuts characters": {"temperature": 2.0, "seed": 3, "max_tokens": 120},
     "wild, special tokens shown": {
-        "temperature": 2.0, "seed": 4, "max_tokens": 120, "skip_special_tokens": False,
+        "temperature": 2.0, "seed": 4, "max_tokens": 60, "skip_special_tokens": False,
     },
     "no spaces between": {
         "temperature": 2.0, "seed": 4, "skip_special_tokens": False,

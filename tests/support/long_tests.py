@@ -17,17 +17,25 @@ _FLEET = "integration/replicas_share_adapters.py"
 _REQUIREMENTS = "test_requirements_are_there_when_the_model_is_ready of the same file"
 _DRAIN = "tests/server/test_drain.py and integration/server_exit_cleans_up.py"
 _ARGUMENTS = "tests/contract/test_configured_features.py, in vLLM's own configuration"
+_COST = "tests/contract/test_cost_of_a_token.py, the other two lanes"
 _CONSOLE = "tests/unit/extras/console"
 _CLEAN = "`make serve` itself, the first thing that anyone runs"
 
 LONG: Final[Mapping[str, str]] = MappingProxyType({
+    "tests/contract/test_cost_of_a_token.py::test_token_costs_no_more_than[chat]": _COST,
+    "tests/contract/test_cost_of_a_token.py::test_token_costs_no_more_than[LMI, no logprobs]":
+        _COST,
     "tests/contract/test_mapped_families.py": _FAMILIES,
     "tests/contract/test_bridge.py::test_script_of_the_model_is_not_vllm_s_to_run[vLLM-True]":
         "tests/contract/test_bridge.py, the same with our workaround",
+    "tests/contract/test_not_finite.py::test_adapter_that_is_not_finite_costs_its_own_requests_only[1e+18]":
+        "tests/contract/test_not_finite.py, the same with NaN",
     "tests/contract/test_not_finite.py::test_plain_vllm_corrupts_every_later_answer":
         "tests/contract/test_not_finite.py, the same with our workaround",
     "tests/contract/test_not_finite.py::test_speculative_decoding_ends_only_the_not_finite_request[draft_model]":
         "tests/contract/test_not_finite.py, the same with n-gram drafts",
+    "tests/contract/test_pooling.py::test_gte_v15_matches_transformers[NewForSequenceClassification]":
+        "tests/contract/test_pooling.py, the same model without a head",
     "tests/contract/test_pooling.py::test_their_relatives_match_transformers":
         "tests/contract/test_pooling.py, a model of each kind",
     "tests/contract/test_ray_backend.py": _ARGUMENTS,
@@ -96,8 +104,8 @@ LONG: Final[Mapping[str, str]] = MappingProxyType({
     "integration/same_as_vllm_serve.py::test_answers_of_a_model_that_embeds_are_equal":
         "integration/embedding_model_answers.py and tests/contract/test_pooling.py",
     "integration/same_with_switches.py": "integration/same_as_vllm_serve.py, with the switches off",
-    "integration/server_exit_cleans_up.py::test_sigkill_ends_the_engine_and_frees_the_port[fork]":
-        "the same with a spawned engine, in integration/server_exit_cleans_up.py",
+    "integration/server_exit_cleans_up.py::test_sigkill_ends_the_engine_and_frees_the_port[spawn]":
+        "the same with a forked engine, in integration/server_exit_cleans_up.py",
     "integration/sessions_over_replicas.py": "integration/sessions_survive_a_restart.py",
     "integration/sigterm_in_every_phase.py": _DRAIN,
     "integration/speculative_decoding.py": "integration/engine_features.py",

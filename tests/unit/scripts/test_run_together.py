@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.run_together import MAX_RETRIED, run_together
+from scripts.run_together import CONTRACT, MAX_RETRIED, run_together
 
 ROOT = Path(__file__).parents[3]
 FILES = ("test_one.py", "test_two.py")
@@ -115,3 +115,21 @@ def test_files_are_begun_in_the_order_of_collection(tmp_path: Path) -> None:
         (tmp_path / f"test_{name}.py").write_text(text, encoding="utf-8")
     assert run_together(("test_a.py", "test_b.py"), ("-n", "1"), tmp_path, tmp_path) == 0
     assert (tmp_path / "seen").read_text(encoding="utf-8") == "a" + "b" * 9
+
+
+def test_files_of_the_contract_share_a_worker(tmp_path: Path) -> None:
+    """They share an engine there; files of other folders go to the other workers first."""
+    (tmp_path / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
+    noted = f"import os\ndef test_it():\n    with open({str(tmp_path / 'noted')!r}, 'a') as file:\n"
+    noted += "        print(__name__, os.environ['PYTEST_XDIST_WORKER'], file=file)\n"
+    for folder, names in ((CONTRACT, "ab"), ("integration", "cdefgh")):
+        (tmp_path / folder).mkdir(parents=True)
+        for name in names:
+            (tmp_path / folder / f"test_{name}.py").write_text(noted, encoding="utf-8")
+
+    assert run_together(("integration", CONTRACT), ("-q",), tmp_path, tmp_path) == 0
+    lines = (line.split() for line in (tmp_path / "noted").read_text().splitlines())
+    workers = {name[-1]: worker for name, worker in lines}
+    assert len(workers) == 8
+    assert workers["a"] == workers["b"] == "gw0"
+    assert {workers[name] for name in "cdef"} == {"gw1", "gw2"}
