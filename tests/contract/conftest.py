@@ -40,6 +40,9 @@ Run = Callable[..., Any]
 # Two threads bound to the cores of a busy machine wait for each other up to 100 times longer.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+os.environ.setdefault(
+    "NUMBA_NUM_THREADS", "1"
+)  # a test imports numba: start.py leaves it alone then
 
 
 class LoopThread:

@@ -194,19 +194,25 @@ def test_plain_vllm_looks_for_ngram_drafts_with_one_thread(monkeypatch: pytest.M
     assert NgramProposer(config).num_numba_thread_available == 1
 
 
-@pytest.mark.parametrize(("operators", "found"), [(None, "1"), ("3", "3")])
+@pytest.mark.parametrize(
+    ("operators", "is_imported", "found"),
+    [(None, False, "1"), ("3", False, "3"), (None, True, None)],
+)
 def test_engine_has_one_thread_of_numba(
-    monkeypatch: pytest.MonkeyPatch, operators: str | None, found: str
+    monkeypatch: pytest.MonkeyPatch, operators: str | None, is_imported: bool, found: str | None
 ) -> None:
-    """Unless the operator says how many; the server's own variable is not touched."""
+    """Unless the operator says how many, or uses it here; the server's variable is not touched."""
     from lmi_vllm.engine.vllm.start import NUMBA_THREADS, starting
     from lmi_vllm.messages import EngineArguments
 
     monkeypatch.delenv(NUMBA_THREADS, raising=False)
+    monkeypatch.delitem(sys.modules, "numba", raising=False)
+    if is_imported:
+        monkeypatch.setitem(sys.modules, "numba", ModuleType("numba"))
     if operators is not None:
         monkeypatch.setenv(NUMBA_THREADS, operators)
     with starting(EngineArguments({}, {})):
-        assert os.environ[NUMBA_THREADS] == found
+        assert os.environ.get(NUMBA_THREADS) == found
     assert os.environ.get(NUMBA_THREADS) == operators
 
 

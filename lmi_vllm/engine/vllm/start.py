@@ -186,11 +186,12 @@ def _engine_environment(error_file: Path, *, is_cpu: bool) -> Iterator[None]:
     """Pass the log format and other settings to engine processes in the environment.
 
     vLLM looks for n-gram drafts with one thread of numba. With more in its pool, each step waits
-    for threads that have nothing to do (DECISIONS.md 111).
+    for threads that have nothing to do (DECISIONS.md 111). Where an operator's code has imported
+    numba here, it is left alone: it refuses another number once its threads run.
     """
     claim_children()
     passed = {ERROR_FILE_VARIABLE: str(error_file)}
-    if NUMBA_THREADS not in os.environ:
+    if NUMBA_THREADS not in os.environ and "numba" not in sys.modules:
         passed[NUMBA_THREADS] = "1"
     os.environ.update(passed)
     os.environ.setdefault(NOT_FINITE_COUNT, "1")
