@@ -106,6 +106,9 @@ the embedded model. Greedy answers are those without it, and vLLM's counters sho
 | Medusa heads | the same | `medusa_num_heads` or `model_type` in its config.json |
 | n-gram, suffix, MTP and others | `option.speculative_config`, vLLM's JSON | `method` in it |
 
+Engine processes get `NUMBA_NUM_THREADS=1` unless the variable is set: vLLM looks for n-grams with one thread, and waits for all
+of them ([decision 111](../docs/decisions/performance.md#111-one-thread-of-numba-in-the-engine)).
+
 A `method` in `option.speculative_config` wins. vLLM looks for `eagle-` and `eagle3` in the whole path of a local folder. A
 whole draft model must not be below a folder with such a name.
 """  # noqa: E501 - lines of the page
