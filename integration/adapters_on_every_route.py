@@ -58,6 +58,9 @@ def test_each_route_that_takes_a_model_is_asked(tgi_server: RunningServer) -> No
     assert found - ours - {GENERATE} == ALL.keys() - {GENERATE}
 
 
+STREAM_TRIES = 8
+
+
 @pytest.mark.parametrize(
     ("path", "is_streamed"),
     [*((path, False) for path in ALL), *((path, True) for path in STREAMS)],
@@ -76,9 +79,13 @@ def test_adapter_of_that_name_answers(
         answer = call(tgi_server.url, path, {**body, "model": name})
         return answer.status, comparable(answer.body)
 
-    alone = [asked(name) for name in NAMES]
-    with ThreadPoolExecutor(len(NAMES)) as pool:
-        together = list(pool.map(asked, NAMES * 2))
+    # Streams again: on a busy machine vLLM joins tokens. Whole answers are compared at once.
+    for _ in range(STREAM_TRIES if is_streamed else 1):
+        alone = [asked(name) for name in NAMES]
+        with ThreadPoolExecutor(len(NAMES)) as pool:
+            together = list(pool.map(asked, NAMES * 2))
+        if together == alone * 2:
+            break
     assert together == alone * 2
     bodies = {answer.replace(json.dumps(name).encode(), b"NAME") for name, (_, answer) in
               zip(NAMES, alone, strict=True)}  # fmt: skip
