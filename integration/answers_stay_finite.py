@@ -63,7 +63,8 @@ def test_poisoned_adapter_does_not_change_sixty_other_answers(
     server_process: StartServer, tmp_path: Path
 ) -> None:
     """One request of 100 tokens to it, in three dialects; then the base and the others answer."""
-    server = server_process("--demo", "--port", "0", launcher=launcher(tmp_path, UNCHECKED))
+    changed = launcher(tmp_path, UNCHECKED)
+    server = server_process("--demo", "--port", "0", launcher=changed, is_forked=True)
     url = server.url_when_ready()
     names = (None, "capitals", "json")
     expected = answers(url, names)
@@ -93,9 +94,9 @@ def test_model_that_is_not_finite_any_more_is_replaced(
         *("--demo", "--port", "0"),
         launcher=launcher(tmp_path, SPOILT_LATER),
         environ={"SERVING_RETRY_THRESHOLD": "1"},
+        is_forked=True,
     )
-    url = server.wait_for_line("Listening on ").split()[-1]  # it imports vLLM before
-    server.wait_ready()
+    url = server.url_when_ready()
     expected = answers(url, (None, "json"))
     (tmp_path / "make-nan").touch()
     assert call(url, "/invocations", {"inputs": "Once upon a time"}).status == 500

@@ -113,15 +113,16 @@ def start_server(
 ) -> ServerProcess:
     """Start `python -m lmi_vllm`; its stdout is read by a thread, its stderr goes to a file.
 
-    `launcher` is what comes before `-m`: another interpreter, or a command around this one. With
-    `is_forked` the server begins after its imports, where that makes no difference.
+    `launcher` is what comes before `-m`: another interpreter, a command around this one, or this
+    one and a script. With `is_forked` the server begins after its imports, where that makes no
+    difference.
     """
     stderr_path = folder / f"stderr-{time.monotonic_ns()}.txt"
     words, variables = [verb, *arguments], clean_environment() | (environ or {})
     with stderr_path.open("w", encoding="utf-8") as stderr:
         process: subprocess.Popen[str] | ForkedProcess
         if is_forked and may_be_forked(words, environ or {}):
-            process = ForkedProcess(words, variables, stderr.fileno())
+            process = ForkedProcess(words, variables, stderr.fileno(), *launcher[1:])
         else:
             process = subprocess.Popen(
                 [*launcher, "-m", "lmi_vllm", *words],

@@ -10,6 +10,7 @@ do without it, and so does a start with a variable that a library reads while it
 import array
 import atexit
 import contextlib
+import ctypes
 import functools
 import importlib
 import json
@@ -29,22 +30,27 @@ from typing import NoReturn
 import setproctitle
 
 from lmi_vllm.engine.vllm.workarounds.companions import hide_unfit_companions
+from tests.support.engine_modules import import_engine_modules
 
 ROOT = Path(__file__).resolve().parent.parent
 # Read after the imports: by us, by clients of S3 and OpenTelemetry as they are made, by vLLM often.
 _LATE = ("OPTION_", "SERVING_", "LMI_", "AWS_", "OTEL_EXPORTER_", "OTEL_BSP_")
 _LATE_NAMES = (
-    "HF_MODEL_ID", "OMP_NUM_THREADS", "TMPDIR", "VLLM_CPU_OMP_THREADS_BIND", "VLLM_SERVER_DEV_MODE",
+    "HF_MODEL_ID", "PYTHONPATH", "TMPDIR", "TORCHINDUCTOR_CACHE_DIR",
+    "VLLM_CPU_OMP_THREADS_BIND", "VLLM_SERVER_DEV_MODE",
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING", "VLLM_ENABLE_COHERE_API",
     "VLLM_ENABLE_RESPONSES_API_STORE", "MAX_BATCH_SIZE", "SAGEMAKER_MULTI_MODEL",
     "SAGEMAKER_SECURE_MODE", "SAGEMAKER_SECURITY_CONTROLS", "SAGEMAKER_UNTRUSTED_CHANNELS",
 )  # fmt: skip
-# The engine, the server, and what vLLM's own HTTP application has besides.
+# OpenMP reads it when torch is imported: a server with another number begins before that. A second
+# thread waits for the first by spinning, which takes as much of the processor as the model's work.
+_ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+# The server, and what vLLM's own HTTP application has besides.
 _IMPORTED = (
-    "lmi_vllm.engine.vllm.engine", "lmi_vllm.commands.serve", "cohere",
-    "prometheus_fastapi_instrumentator", "vllm.entrypoints.anthropic.api_router",
-    "vllm.entrypoints.cohere.api_router",
+    "lmi_vllm.commands.serve", "cohere", "prometheus_fastapi_instrumentator",
+    "vllm.entrypoints.anthropic.api_router", "vllm.entrypoints.cohere.api_router",
 )  # fmt: skip
+_CLONE_NEWNET = 0x40000000  # linux/sched.h
 _MOST_BYTES = 1 << 17  # of one request: its environment, mostly
 
 
@@ -56,20 +62,28 @@ def may_be_forked(arguments: Sequence[str], added: Mapping[str, str]) -> bool:
     """
     if "LMI_FRONTEND_PROCESSES" in added:
         return False
-    is_late = all(name.startswith(_LATE) or name in _LATE_NAMES for name in added)
+    others = {item for item in added.items() if not item[0].startswith(_LATE)}
+    is_late = all(name in _LATE_NAMES for name, _ in others - set(_ONE_THREAD.items()))
     return is_late and "scripted" not in arguments
 
 
 class ForkedProcess:
-    """One forked server, with those members of `subprocess.Popen` that scenarios use."""
+    """One forked server, with those members of `subprocess.Popen` that scenarios use.
 
-    def __init__(self, arguments: Sequence[str], environ: Mapping[str, str], stderr: int) -> None:
+    It has the network of the thread that starts it. With `script` it runs that file, as
+    `python SCRIPT -m lmi_vllm` would.
+    """
+
+    def __init__(
+        self, arguments: Sequence[str], environ: Mapping[str, str], stderr: int, script: str = ""
+    ) -> None:
         stdout, write_stdout = os.pipe()
         self._status, write_status = os.pipe()
-        request = json.dumps([list(arguments), dict(environ), str(Path.cwd())]).encode()
+        request = json.dumps([script, list(arguments), dict(environ), str(Path.cwd())]).encode()
         assert len(request) < _MOST_BYTES
-        rights = array.array("i", [write_stdout, stderr, write_status])
-        _importer(environ).sendmsg([request], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+        with Path("/proc/thread-self/ns/net").open("rb") as network:
+            rights = array.array("i", [write_stdout, stderr, write_status, network.fileno()])
+            _importer().sendmsg([request], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
         os.close(write_stdout)
         os.close(write_status)
         self.stdout = os.fdopen(stdout, encoding="utf-8")
@@ -119,6 +133,7 @@ def _importing_process() -> tuple[socket.socket, "subprocess.Popen[bytes]"]:
     """Start the process that imports and forks; it ends when this one has."""
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     environ = {name: value for name, value in os.environ.items() if not name.startswith("VLLM_")}
+    environ |= _ONE_THREAD
     with its:
         process = subprocess.Popen(
             [sys.executable, "-m", "integration.forked_server", str(its.fileno())],
@@ -133,7 +148,7 @@ def _importing_process() -> tuple[socket.socket, "subprocess.Popen[bytes]"]:
     return ours, process
 
 
-def _importer(environ: Mapping[str, str]) -> socket.socket:
+def _importer() -> socket.socket:
     ours, process = _importing_process()
     assert process.poll() is None, "the process that forks servers has ended"
     return ours
@@ -145,7 +160,7 @@ def main() -> None:
     import_all()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nothing waits for the keepers
     while True:
-        body, descriptors, _, _ = socket.recv_fds(requests, _MOST_BYTES, 3)
+        body, descriptors, _, _ = socket.recv_fds(requests, _MOST_BYTES, 4)
         if not body:
             return
         if os.fork() == 0:
@@ -159,22 +174,24 @@ def import_all() -> None:
     """Import vLLM as `VllmFactory.load` does, and what else a start imports on its way."""
     os.environ["VLLM_CONFIGURE_LOGGING"] = "0"
     hide_unfit_companions()
+    import_engine_modules()
     for module in _IMPORTED:
         importlib.import_module(module)
     setproctitle.getproctitle()  # it looks for the place of the name beside the first environment
 
 
 def keep(
-    arguments: Sequence[str], environ: Mapping[str, str], folder: str,
-    stdout: int, stderr: int, status: int,
+    script: str, arguments: Sequence[str], environ: Mapping[str, str], folder: str,
+    stdout: int, stderr: int, status: int, network: int,
 ) -> NoReturn:  # fmt: skip
     """Fork one server; write its process id to `status`, and its exit code once it has ended."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if (server := os.fork()) == 0:
         os.close(status)
-        serve(arguments, environ, folder, stdout, stderr)
-    os.close(stdout)
-    os.close(stderr)
+        enter_network(network)
+        serve(script, arguments, environ, folder, stdout, stderr)
+    for descriptor in (stdout, stderr, network):
+        os.close(descriptor)
     os.write(status, b"%d" % server)
     code = os.waitstatus_to_exitcode(os.waitpid(server, 0)[1])
     with contextlib.suppress(BrokenPipeError):
@@ -182,10 +199,20 @@ def keep(
     os._exit(0)
 
 
+def enter_network(network: int) -> None:
+    """Enter the network namespace that a descriptor names, unless this process is in it."""
+    if os.fstat(network).st_ino != Path("/proc/self/ns/net").stat().st_ino:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.setns(network, _CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), "the network namespace cannot be entered")
+    os.close(network)
+
+
 def serve(
-    arguments: Sequence[str], environ: Mapping[str, str], folder: str, stdout: int, stderr: int
-) -> NoReturn:
-    """Be `python -m lmi_vllm` from here on."""
+    script: str, arguments: Sequence[str], environ: Mapping[str, str], folder: str,
+    stdout: int, stderr: int,
+) -> NoReturn:  # fmt: skip
+    """Be `python -m lmi_vllm` from here on, or `python SCRIPT -m lmi_vllm`."""
     os.setsid()
     for descriptor, number in ((stdout, 1), (stderr, 2)):
         os.dup2(descriptor, number)
@@ -194,10 +221,15 @@ def serve(
     os.environ.clear()
     os.environ.update(environ)
     tempfile.tempdir = None  # as if no library had asked for it yet
-    sys.argv = ["lmi_vllm", *arguments]
-    setproctitle.setproctitle(" ".join([sys.executable, "-m", *sys.argv]))
+    sys.path[1:1] = [path for path in environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    words = ["-m", "lmi_vllm", *arguments]
+    sys.argv = [script, *words] if script else words[1:]
+    setproctitle.setproctitle(" ".join([sys.executable, *([script] if script else []), *words]))
     try:
-        runpy.run_module("lmi_vllm", run_name="__main__", alter_sys=True)
+        if script:
+            runpy.run_path(script, run_name="__main__")
+        else:
+            runpy.run_module("lmi_vllm", run_name="__main__", alter_sys=True)
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)

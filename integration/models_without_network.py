@@ -69,7 +69,8 @@ def test_s3_prefix_is_served_with_its_options_and_adapters(
         environ = {"HF_MODEL_ID": f"s3://{BUCKET}/tiny/", "SERVING_DOWNLOAD_DIR": str(tmp_path)}
         with store_with(tiny=model_directory()) as store:
             environ |= store.environ
-            url = server_process("--port", "0", environ=environ).url_when_ready()
+            first = server_process("--port", "0", environ=environ, is_forked=True)
+            url = first.url_when_ready()
             assert answer(url) == ANSWER
             assert answer(url, adapters="capitals") == ANSWER.upper()
             store.objects_sent.clear()
@@ -104,7 +105,8 @@ def test_archive_is_served_with_its_options_and_adapters(
                 store.put({"packed/tiny.tar.gz": packed})
                 environ |= store.environ | {"HF_MODEL_ID": f"s3://{BUCKET}/packed/tiny.tar.gz"}
             engine = "vllm" if place == "s3" else "scripted"
-            server = server_process("--port", "0", "--engine", engine, environ=environ)
+            words = ("--port", "0", "--engine", engine)
+            server = server_process(*words, environ=environ, is_forked=True)
             url = server.url_when_ready()
         plain, by_adapter = answer(url), answer(url, adapters="capitals")
         if engine == "vllm":

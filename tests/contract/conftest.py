@@ -21,6 +21,7 @@ from lmi_vllm.messages import (
     RequestLimits,
     ServingProfile,
 )
+from tests.support.engine_modules import import_engine_modules
 from tests.support.engine_starts import STARTS
 
 DEMO_ADAPTERS = DEMO_MODEL_DIR / "adapters"
@@ -90,6 +91,7 @@ def start_demo_engine(run: LoopThread, *, grammar_timeout: float = 5, **changes:
     pytest.importorskip("vllm", reason="needs vLLM: make setup installs it")
     from lmi_vllm.engine.vllm.engine import start_vllm_engine  # noqa: PLC0415 (imports vLLM)
 
+    import_engine_modules()
     arguments = EngineArguments(DEMO_ARGUMENTS | changes)
     limits = RequestLimits(grammar_timeout=grammar_timeout)
     profile = ServingProfile(model_name="demo", enable_lora=True, limits=limits)
