@@ -23,9 +23,9 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import setproctitle
 
@@ -50,8 +50,18 @@ _IMPORTED = (
     "lmi_vllm.commands.serve", "cohere", "prometheus_fastapi_instrumentator",
     "vllm.entrypoints.anthropic.api_router", "vllm.entrypoints.cohere.api_router",
 )  # fmt: skip
+_SOCKET = "LMI_TEST_FORKS"  # the variable that names the socket of the process that forks
 _CLONE_NEWNET = 0x40000000  # linux/sched.h
 _MOST_BYTES = 1 << 17  # of one request: its environment, mostly
+
+
+class Start(NamedTuple):
+    """What a server is started with."""
+
+    script: str  # empty for none
+    arguments: Sequence[str]
+    environ: Mapping[str, str]  # all of it
+    folder: str  # the working directory
 
 
 def may_be_forked(arguments: Sequence[str], added: Mapping[str, str]) -> bool:
@@ -79,7 +89,8 @@ class ForkedProcess:
     ) -> None:
         stdout, write_stdout = os.pipe()
         self._status, write_status = os.pipe()
-        request = json.dumps([script, list(arguments), dict(environ), str(Path.cwd())]).encode()
+        start = Start(script, list(arguments), dict(environ), str(Path.cwd()))
+        request = json.dumps(start).encode()
         assert len(request) < _MOST_BYTES
         with Path("/proc/thread-self/ns/net").open("rb") as network:
             rights = array.array("i", [write_stdout, stderr, write_status, network.fileno()])
@@ -128,46 +139,70 @@ class ForkedProcess:
         return int(text)
 
 
-@functools.cache
-def _importing_process() -> tuple[socket.socket, "subprocess.Popen[bytes]"]:
-    """Start the process that imports and forks; it ends when this one has."""
-    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+@contextlib.contextmanager
+def importing_process() -> Iterator[None]:
+    """Run the process that imports and forks, for this one and those that it starts."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("VLLM_")}
-    environ |= _ONE_THREAD
-    with its:
-        process = subprocess.Popen(
+    with (
+        tempfile.TemporaryDirectory(prefix="lmi-forks-") as folder,
+        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as its,
+    ):
+        path = f"{folder}/socket"
+        its.bind(path)
+        its.listen()
+        with subprocess.Popen(
             [sys.executable, "-m", "integration.forked_server", str(its.fileno())],
-            pass_fds=[its.fileno()], cwd=ROOT, env=environ,
-        )  # fmt: skip
+            pass_fds=[its.fileno()], cwd=ROOT, env=environ | _ONE_THREAD, stdin=subprocess.PIPE,
+        ):  # fmt: skip
+            its.close()  # who connects after the process has ended is refused
+            os.environ[_SOCKET] = path
+            try:
+                yield
+            finally:
+                del os.environ[_SOCKET]
 
-    def end() -> None:
-        ours.close()
-        process.wait(10)
 
-    atexit.register(end)
-    return ours, process
-
-
+@functools.cache
 def _importer() -> socket.socket:
-    ours, process = _importing_process()
-    assert process.poll() is None, "the process that forks servers has ended"
-    return ours
+    """Return a connection to that process; start one for this process if there is none."""
+    if _SOCKET not in os.environ:
+        ended = contextlib.ExitStack()
+        ended.enter_context(importing_process())
+        atexit.register(ended.close)
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.connect(os.environ[_SOCKET])
+    atexit.register(connection.close)
+    return connection
 
 
 def main() -> None:
-    """Import what a server imports until it is ready, then fork servers until the socket ends."""
-    requests = socket.socket(fileno=int(sys.argv[1]))
+    """Import what a server imports until it is ready, then fork servers until stdin ends."""
+    clients = socket.socket(fileno=int(sys.argv[1]))
     import_all()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nothing waits for the keepers
+    connections: list[socket.socket] = []
     while True:
-        body, descriptors, _, _ = socket.recv_fds(requests, _MOST_BYTES, 4)
-        if not body:
+        readable, _, _ = select.select([sys.stdin, clients, *connections], [], [])
+        if sys.stdin in readable:
             return
-        if os.fork() == 0:
-            requests.close()
-            keep(*json.loads(body), *descriptors)
-        for descriptor in descriptors:
-            os.close(descriptor)
+        for one in readable:
+            if one is clients:
+                connections.append(clients.accept()[0])
+            elif not fork_for(one, [clients, *connections]):
+                connections.remove(one)
+                one.close()
+
+
+def fork_for(client: socket.socket, inherited: Sequence[socket.socket]) -> bool:
+    """Fork the server that a client asks for; returns whether it is still there."""
+    body, descriptors, _, _ = socket.recv_fds(client, _MOST_BYTES, 4)
+    if body and os.fork() == 0:
+        for one in inherited:
+            one.close()
+        keep(Start(*json.loads(body)), *descriptors)
+    for descriptor in descriptors:
+        os.close(descriptor)
+    return bool(body)
 
 
 def import_all() -> None:
@@ -180,16 +215,13 @@ def import_all() -> None:
     setproctitle.getproctitle()  # it looks for the place of the name beside the first environment
 
 
-def keep(
-    script: str, arguments: Sequence[str], environ: Mapping[str, str], folder: str,
-    stdout: int, stderr: int, status: int, network: int,
-) -> NoReturn:  # fmt: skip
+def keep(start: Start, stdout: int, stderr: int, status: int, network: int) -> NoReturn:
     """Fork one server; write its process id to `status`, and its exit code once it has ended."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if (server := os.fork()) == 0:
         os.close(status)
         enter_network(network)
-        serve(script, arguments, environ, folder, stdout, stderr)
+        serve(start, stdout, stderr)
     for descriptor in (stdout, stderr, network):
         os.close(descriptor)
     os.write(status, b"%d" % server)
@@ -208,11 +240,9 @@ def enter_network(network: int) -> None:
     os.close(network)
 
 
-def serve(
-    script: str, arguments: Sequence[str], environ: Mapping[str, str], folder: str,
-    stdout: int, stderr: int,
-) -> NoReturn:  # fmt: skip
+def serve(start: Start, stdout: int, stderr: int) -> NoReturn:
     """Be `python -m lmi_vllm` from here on, or `python SCRIPT -m lmi_vllm`."""
+    script, arguments, environ, folder = start
     os.setsid()
     for descriptor, number in ((stdout, 1), (stderr, 2)):
         os.dup2(descriptor, number)

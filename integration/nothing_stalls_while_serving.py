@@ -2,7 +2,6 @@
 
 import http.client
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ import gc, os, signal, sys, threading, time, urllib.request
 from lmi_vllm.cli import main
 
 def report():
-    port = int(sys.argv[1])
+    port = int(sys.argv[-1])
     while True:
         try:
             if urllib.request.urlopen(f"http://127.0.0.1:{port}/ping").status == 200:
@@ -33,19 +32,22 @@ def report():
     os.kill(os.getpid(), signal.SIGTERM)
 
 threading.Thread(target=report, daemon=True).start()
-main(["serve", "--demo", "--port", sys.argv[1]])
+main(sys.argv[3:])
 """
 
 
 @pytest.mark.vllm
-def test_imported_objects_are_frozen(tmp_path: Path) -> None:
+def test_imported_objects_are_frozen(server_process: StartServer, tmp_path: Path) -> None:
     """Almost everything is out of the collector's sight once the model is ready."""
     pytest.importorskip("vllm", reason="needs vLLM: make setup installs it")
-    command = [sys.executable, "-c", PROGRAM, str(unused_port())]
-    ended = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
-    )
-    (line,) = [row for row in ended.stderr.splitlines() if row.startswith("FROZEN")]
+    script = tmp_path / "watched.py"
+    script.write_text(PROGRAM, encoding="utf-8")
+    server = server_process(
+        "--demo", "--port", str(unused_port()), launcher=(sys.executable, str(script)),
+        is_forked=True,
+    )  # fmt: skip
+    assert server.wait_exit() == 0
+    (line,) = [row for row in server.stderr.splitlines() if row.startswith("FROZEN")]
     frozen, seen = map(int, line.split()[1:])
     assert frozen > 300_000
     assert seen < frozen / 10

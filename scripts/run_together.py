@@ -15,6 +15,8 @@ from typing import Any, Final
 
 import pytest
 
+from integration.forked_server import importing_process
+
 # Of two cores, two workers leave a quarter idle: scenarios wait for drains, deadlines and signals.
 # A file stays with one worker, so that its tests share their servers; conftest.py orders them.
 TOGETHER: Final = (
@@ -92,5 +94,5 @@ def pytest_terminal_summary(
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory(prefix="lmi-vllm-tests-") as folder:
+    with tempfile.TemporaryDirectory(prefix="lmi-vllm-tests-") as folder, importing_process():
         sys.exit(run_together(TESTS, sys.argv[1:], Path(__file__).parents[1], Path(folder)))
