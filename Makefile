@@ -2,6 +2,8 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 ARGS ?=
+# Containers set it often. With it pytest compiles every test module again, in each of its processes.
+unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(PY) -m pytest
 # What starts no engine runs on every core; a single file is faster without (`python -m pytest FILE`).
 PARALLEL := -n logical --maxprocesses 8 --dist worksteal
@@ -21,11 +23,11 @@ serve: setup      ## start the server: the embedded model, or what HF_MODEL_ID n
 
 test: unit        ## every promise, on the real engine too
 	@$(PYTHON) scripts/install_test_tools.py
-	$(PY) scripts/run_together.py -m "not long" $(PROOFS) $(ARGS)
+	$(PY) -m scripts.run_together -m "not long" $(PROOFS) $(ARGS)
 
 test-all: setup   ## all that starts an engine, the long ones too: CI runs it beside `make check`
 	@$(PYTHON) scripts/install_test_tools.py
-	$(PY) scripts/run_together.py $(ARGS)
+	$(PY) -m scripts.run_together $(ARGS)
 
 check: lint       ## what must be green before a commit
 	$(PYTEST) $(PARALLEL) $(IN_PROCESS) $(ARGS)

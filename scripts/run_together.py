@@ -1,6 +1,6 @@
 """The tests that start engines, three at a time; the few that failed there once more, alone.
 
-`python scripts/run_together.py [pytest's arguments]`. A test that fails alone too is a failure.
+`python -m scripts.run_together [pytest's arguments]`. A test that fails alone too is a failure.
 So are more failures than MAX_RETRIED, and every end of pytest that is not about single tests.
 Tests whose fixture failed count once for a file: their server has not started.
 """

@@ -1,6 +1,6 @@
 """How long each file of tests takes, so that the longest are given to the workers first.
 
-`python scripts/run_together.py -p tests.support.file_seconds` runs everything and writes the table
+`python -m scripts.run_together -p tests.support.file_seconds` runs everything and writes the table
 again. Only the order depends on it: figures of another machine are as good.
 """
 

@@ -4,7 +4,6 @@ import json
 from collections.abc import AsyncIterator
 
 import pytest
-from openai.types.responses import ResponseErrorEvent
 
 from lmi_vllm.errors import DeadlineError
 from lmi_vllm.inference.response.openai_events import ResponsesEvents
@@ -54,6 +53,8 @@ async def test_interrupted_responses_end_in_openai_events(
     events: tuple[bytes, ...], end: bytes
 ) -> None:
     """Named events with the next numbers; the response is the one that was created."""
+    from openai.types.responses import ResponseErrorEvent  # noqa: PLC0415 (slow)
+
     dialect = ResponsesEvents()
     async for _ in dialect.events(_events(*events)):
         pass

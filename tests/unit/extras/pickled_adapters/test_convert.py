@@ -8,13 +8,14 @@ import pickle
 import struct
 import zipfile
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from lmi_vllm.extras.pickled_adapters.convert import convert
 
-torch = pytest.importorskip("torch", reason="reads pickles")
+pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch reads pickles")
 
 
 class Code:
@@ -41,6 +42,7 @@ def as_plain_pickle(path: Path, content: bytes) -> None:
 
 def test_tensors_become_safetensors(tmp_path: Path) -> None:
     """Also views of one storage, which safetensors refuses to write as they are."""
+    import torch  # noqa: PLC0415 (slow)
     from safetensors.torch import load_file  # noqa: PLC0415 (imports torch)
 
     whole = torch.arange(6.0)
