@@ -53,6 +53,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path
     return found
 
 
+# A busy server may send all tokens of each answer at once: nothing to measure lies between them.
+ALL_AT_ONCE = re.compile(r"^time per output token +0\.0 ", re.MULTILINE)
+
+
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.name)
 def test_command_runs_and_prints_the_shown_output(
     block: Block, folders: dict[str, Path], request: pytest.FixtureRequest
@@ -77,6 +81,8 @@ def test_command_runs_and_prints_the_shown_output(
         printed, reported = run(["bash", "-uc", script], folder, may_fail=may_fail)
         if block.note != "figures vary":  # a slow run reports its progress there
             printed += reported
+        elif ALL_AT_ONCE.search(printed):
+            printed, _ = run(["bash", "-uc", script], folder, may_fail=may_fail)
         compare(printed, step.shown, block, server)
 
 
