@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, NoReturn
@@ -50,7 +51,9 @@ _IMPORTED = (
     "lmi_vllm.commands.serve", "cohere", "prometheus_fastapi_instrumentator",
     "vllm.entrypoints.anthropic.api_router", "vllm.entrypoints.cohere.api_router",
 )  # fmt: skip
-_SOCKET = "LMI_TEST_FORKS"  # the variable that names the socket of the process that forks
+# The variable that names the socket of the process that forks: another copy of the package, whose
+# tests a test runs, has another.
+_SOCKET = f"LMI_TEST_FORKS_{zlib.crc32(str(ROOT).encode()):08x}"
 _CLONE_NEWNET = 0x40000000  # linux/sched.h
 _MOST_BYTES = 1 << 17  # of one request: its environment, mostly
 
@@ -212,6 +215,9 @@ def import_all() -> None:
     import_engine_modules()
     for module in _IMPORTED:
         importlib.import_module(module)
+    import torch  # noqa: PLC0415 (slow)
+
+    assert torch.get_num_threads() == 1, "every forked engine would have these threads"
     setproctitle.getproctitle()  # it looks for the place of the name beside the first environment
 
 

@@ -19,7 +19,7 @@ from integration.conftest import RunningServer, running_server
 from lmi_vllm.demo import DEMO_MODEL_DIR
 
 pytestmark = pytest.mark.vllm
-HONEST = {"inputs": "Once upon a time", "parameters": {"max_new_tokens": 120}, "stream": True}
+HONEST = {"inputs": "Once upon a time", "parameters": {"max_new_tokens": 300}, "stream": True}
 GENERATE, COMPLETIONS, LMI = "/inference/v1/generate", "/v1/completions", "/invocations"
 CHAT = "/v1/chat/completions"
 DIGITS = {"regex": "[0-9]{3}"}

@@ -37,11 +37,6 @@ def files_of_model() -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in files}
 
 
-def weights_of_model() -> dict[str, bytes]:
-    """Its files without a tokenizer: that is to come from elsewhere."""
-    return {name: files_of_model()[name] for name in ("config.json", "model.safetensors")}
-
-
 def model_directory() -> dict[str, bytes]:
     """The embedded model as an LMI model directory: options and adapters too."""
     paths = (path for path in DEMO_MODEL_DIR.rglob("*") if path.is_file())
@@ -121,27 +116,41 @@ def test_archive_is_served_with_its_options_and_adapters(
     without_network(body)
 
 
+def test_hub_model_outlives_its_hub(server_process: StartServer, tmp_path: Path) -> None:
+    """Once fetched, neither the engine nor the one that replaces it asks the hub again."""
+
+    def body() -> None:
+        environ = FAST | {"HF_MODEL_ID": "acme/tiny", "HF_HOME": str(tmp_path)}
+        environ |= {"SERVING_RETRY_THRESHOLD": "1"}
+        with hub_server(acme__tiny=Repository(files_of_model())) as hub:
+            server = server_process("--port", "0", environ={**environ, "HF_ENDPOINT": hub.url})
+            url = server.url_when_ready()
+        assert answer(url) == ANSWER
+        engine_of(server).kill()
+        assert wait_until(lambda: "the engine is back" in server.stderr, 60), server.describe()
+        assert answer(url) == ANSWER
+
+    without_network(body)
+
+
 @pytest.mark.parametrize(("draft", "tokenizer"), [("s3", "hub"), ("hub", "s3")])
 def test_draft_model_and_tokenizer_of_other_places_are_fetched(
     server_process: StartServer, tmp_path: Path, draft: str, tokenizer: str
 ) -> None:
-    """Both come before the engine starts; the draft is really used, the other has no weights.
-
-    The model is one of the hub. Neither the engine nor the one that replaces it asks a hub again.
-    """
+    """Both come before the engine starts; the draft is really used, the other has no weights."""
 
     def body() -> None:
+        weights = tmp_path / "weights"
+        weights.mkdir()
+        for name in ("config.json", "model.safetensors"):
+            (weights / name).write_bytes((DEMO_MODEL_DIR / name).read_bytes())
         environ = FAST | {"HF_HOME": str(tmp_path / "hub"), "SERVING_DOWNLOAD_DIR": str(tmp_path)}
-        environ |= {"HF_MODEL_ID": "acme/tiny", "SERVING_RETRY_THRESHOLD": "1"}
         repository = Repository(files_of_model())
         with (
             store_with(draft=files_of_model(), words=files_of_model()) as store,
-            hub_server(
-                acme__tiny=Repository(weights_of_model()),
-                acme__draft=repository, acme__words=repository,
-            ) as hub,
-        ):  # fmt: skip
-            environ |= store.environ | {"HF_ENDPOINT": hub.url}
+            hub_server(acme__draft=repository, acme__words=repository) as hub,
+        ):
+            environ |= store.environ | {"HF_ENDPOINT": hub.url, "HF_MODEL_ID": str(weights)}
             environ |= draft_options(draft) | TOKENIZER_OPTIONS[tokenizer]
             server = server_process("--port", "0", environ=environ)
             url = server.url_when_ready()
@@ -157,9 +166,6 @@ def test_draft_model_and_tokenizer_of_other_places_are_fetched(
             line for line in metrics if line.startswith("vllm:spec_decode_num_drafts_total")
         ]
         assert float(drafts.split()[-1]) > 0
-        engine_of(server).kill()
-        assert wait_until(lambda: "the engine is back" in server.stderr, 60), server.describe()
-        assert answer(url) == ANSWER
 
     without_network(body)
 
@@ -187,11 +193,11 @@ def test_weights_are_streamed_from_s3(server_process: StartServer, tmp_path: Pat
     pytest.importorskip("runai_model_streamer", reason="needs runai-model-streamer[s3]")
 
     def body() -> None:
-        environ = FAST | {"SERVING_DOWNLOAD_DIR": str(tmp_path)}
+        environ = FAST | {"SERVING_DOWNLOAD_DIR": str(tmp_path), "HF_HOME": str(tmp_path / "hub")}
         with store_with(tiny=files_of_model()) as store:
             environ |= store.environ | {"HF_MODEL_ID": f"s3://{BUCKET}/tiny/"}
             environ |= {"OPTION_LOAD_FORMAT": "runai_streamer"}
-            server = server_process("--port", "0", environ=environ, is_forked=True)
+            server = server_process("--port", "0", environ=environ)
             url = server.url_when_ready()
             assert not [path for path in tmp_path.rglob("*.safetensors") if path.is_file()]
             assert any(key.endswith("tiny/model.safetensors") for key in store.objects_sent)
