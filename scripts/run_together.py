@@ -59,7 +59,7 @@ def _run(arguments: Sequence[str], root: Path, notes: Path) -> tuple[int, Sequen
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give the contract's files to the first worker while there are any, and others to the rest.
+    """Give the contract's files to the worker that is ready first, and others to the rest.
 
     They import vLLM in the worker's own process and share one engine: a second worker would do both
     again. The others fork their servers from a process of their own.

@@ -131,5 +131,6 @@ def test_files_of_the_contract_share_a_worker(tmp_path: Path) -> None:
     lines = (line.split() for line in (tmp_path / "noted").read_text().splitlines())
     workers = {name[-1]: worker for name, worker in lines}
     assert len(workers) == 8
-    assert workers["a"] == workers["b"] == "gw0"
-    assert {workers[name] for name in "cdef"} == {"gw1", "gw2"}
+    assert workers["a"] == workers["b"]
+    others = {"gw0", "gw1", "gw2"} - {workers["a"]}  # which worker is ready first is chance
+    assert {workers[name] for name in "cdef"} == others
