@@ -71,9 +71,12 @@ def may_be_forked(arguments: Sequence[str], added: Mapping[str, str]) -> bool:
     """Whether a start with these words and variables may begin after the imports.
 
     One with several front-end processes may not: prometheus_client chooses when it is imported
-    whether processes share their metrics.
+    whether processes share their metrics. Nor may one that finds torchvision on its PYTHONPATH:
+    transformers looks for it once, when it is imported.
     """
     if "LMI_FRONTEND_PROCESSES" in added:
+        return False
+    if any(Path(path, "torchvision").is_dir() for path in added.get("PYTHONPATH", "").split(":")):
         return False
     others = {item for item in added.items() if not item[0].startswith(_LATE)}
     is_late = all(name in _LATE_NAMES for name, _ in others - set(_ONE_THREAD.items()))
