@@ -67,8 +67,12 @@ def switched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer
 
 @pytest.fixture(scope="module")
 def vllm_switched() -> Iterator[str]:
-    """`vllm serve` over the embedded model with the same switches."""
-    with vllm_server(lambda port: [*their_command(port), *THEIRS], SWITCHES) as url:
+    """`vllm serve` over the embedded model with the same switches.
+
+    Its worker is in a process of its own, as by default: that decides what `/collective_rpc` says.
+    """
+    environ = {**SWITCHES, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+    with vllm_server(lambda port: [*their_command(port), *THEIRS], environ) as url:
         yield url
 
 
