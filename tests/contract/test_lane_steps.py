@@ -61,10 +61,25 @@ def messages(seed: int, most: int, *, has_logprobs: bool) -> list[list[bytes]]:
     return found
 
 
-def said(seed: int, sampling: dict[str, Any], most: int, *, has_lane: bool) -> tuple[Any, ...]:
-    """Return what a stream's reader gets, what vLLM keeps and counts, and the lane's part.
+class Lane(PlainLane):
+    """Counts the outputs that it takes."""
 
-    The reader is busy now and then, and reads later what waits for it.
+    taken = 0
+
+    def take(self, outputs: list[Any], *rest: Any) -> list[Any]:
+        """Take what the lane takes."""
+        left = super().take(outputs, *rest)
+        self.taken += len(outputs) - len(left)
+        return left
+
+
+def said(
+    seed: int, sampling: dict[str, Any], most: int, interval: int = 1, *, has_lane: bool
+) -> tuple[Any, ...]:
+    """Return what a stream's reader gets, what vLLM keeps and counts, and what the lane took.
+
+    The reader is busy now and then, and reads later what waits for it. The rest are the
+    texts of the chunks, the number of chunks that it got directly, and of outputs vLLM did not see.
     """
     chance = random.Random(seed)
     params = SamplingParams(
@@ -76,9 +91,10 @@ def said(seed: int, sampling: dict[str, Any], most: int, *, has_lane: bool) -> t
         data_parallel_rank=None,
     )  # fmt: skip
     request.external_req_id = "request"
-    lane, decoder = PlainLane(TOKENIZER), MsgpackDecoder(EngineCoreOutputs)
+    lane, decoder = Lane(TOKENIZER), MsgpackDecoder(EngineCoreOutputs)
     processor = EngineOutputs.of(
-        OutputProcessor(TOKENIZER, log_stats=True), lane if has_lane else None
+        OutputProcessor(TOKENIZER, log_stats=True, stream_interval=interval),
+        lane if has_lane else None,
     )
     if has_lane:
         lane.read_messages(decoder)
@@ -103,7 +119,8 @@ def said(seed: int, sampling: dict[str, Any], most: int, *, has_lane: bool) -> t
         reader.chunks += [chunks.make(output, one) for one in output.outputs]
     found = [chunk for chunk in reader.chunks if chunk.tokens or chunk.finish_reason]
     kept = (state.detokenizer.output_text, list(state.detokenizer.output_token_ids))
-    return flat(found), kept, counted, latencies, direct
+    texts = [chunk.text for chunk in found]
+    return flat(found), kept, counted, latencies, texts, direct, lane.taken
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -114,5 +131,20 @@ def test_steps_are_read_as_by_vllm(name: str) -> None:
     for seed in range(30):
         ours = said(seed, sampling, most, has_lane=True)
         assert ours[:4] == said(seed, sampling, most, has_lane=False)[:4], seed
-        direct += ours[4]
+        direct += ours[5]
     assert direct > 30 * STEPS * 0.1
+
+
+@pytest.mark.parametrize("interval", [2, 7])
+@pytest.mark.parametrize("name", FORMS)
+def test_tokens_are_delivered_together_as_by_vllm(name: str, interval: int) -> None:
+    """With `stream_interval` the lane only has the steps in between, without stop strings."""
+    sampling, most = FORMS[name]
+    taken = 0
+    for seed in range(30):
+        ours = said(seed, sampling, most, interval, has_lane=True)
+        assert ours[:5] == said(seed, sampling, most, interval, has_lane=False)[:5], seed
+        assert not ours[5]
+        taken += ours[6]
+    between = 1 - (most + 1) / 2 / interval
+    assert taken > 30 * STEPS * between * 0.7 or (name == "stop string" and not taken)

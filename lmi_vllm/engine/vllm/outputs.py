@@ -45,10 +45,11 @@ RICH_OUTPUT_SETTINGS: Final = ("return_sampling_mask", "enable_return_routed_exp
 
 
 class SequenceForm(NamedTuple):
-    """How the outputs of a sequence are delivered: whole at its end, or each step at once."""
+    """How the outputs of a sequence are delivered."""
 
-    is_whole: bool
+    is_whole: bool  # at its end
     is_fast: bool  # the tokenizers library makes its text, a token at a time
+    interval: int  # tokens that are delivered together, if not all: vLLM's `stream_interval`
 
 
 class DirectTexts(Protocol):
@@ -218,19 +219,18 @@ def lane_for(profile: ServingProfile, model_config: Any, tokenizer: Any) -> Toke
 def form_of(state: Any) -> SequenceForm | None:
     """Return the form of a new sequence; None if a lane must not take it.
 
-    vLLM handles outputs of several steps (`stream_interval`) and of several sequences (`n`).
+    vLLM handles outputs of several sequences (`n`).
     """
     kind = state.output_kind
     if (
         state.detokenizer is None
         or state.parent_req is not None
-        or state.stream_interval != 1
         or state.streaming_input
         or kind not in (RequestOutputKind.FINAL_ONLY, RequestOutputKind.DELTA)
     ):
         return None
     is_fast = type(state.detokenizer) is FastIncrementalDetokenizer
-    return SequenceForm(kind is RequestOutputKind.FINAL_ONLY, is_fast)
+    return SequenceForm(kind is RequestOutputKind.FINAL_ONLY, is_fast, state.stream_interval)
 
 
 def may_be_used(model_config: Any) -> bool:

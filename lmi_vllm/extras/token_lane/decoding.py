@@ -141,13 +141,16 @@ class TableText:
         self.is_plain = False
 
     def add(self, ids: list[int]) -> bool:
-        """Write the tokens of a sequence that is wanted whole; False leaves them to vLLM."""
+        """Write tokens whose text vLLM delivers later; False leaves them to vLLM."""
         text = self._decode(ids) if self.begin() else None
         if text is None:
             self._unfinished, self._pending = b"", 0
             return False
         self.ids, self._texts, self._known = ids, [text], len(ids)
+        detokenizer = self._detokenizer
+        delivered = detokenizer._last_output_text_offset
         self.write_back()
+        detokenizer._last_output_text_offset = delivered
         return True
 
     def write_back(self) -> None:

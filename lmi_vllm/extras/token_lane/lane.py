@@ -7,9 +7,10 @@ token. The lane takes these from the engine's outputs before vLLM reads them. A 
 called at once. Of an answer that is wanted whole only the tokens are kept.
 
 The lane takes only the middle of a sequence. It hands over before the first and the last output, an
-output with more than tokens, a stop string, and a busy or slow reader. Then vLLM's own state of the
-sequence is brought up to date, and vLLM goes on as if it had seen every token. What vLLM counts per
-step is counted here once per step.
+output with more than tokens, a stop string, and a busy or slow reader. With `stream_interval` it
+has the outputs between those that vLLM delivers. At each of these vLLM's own state of the sequence
+is brought up to date, and vLLM goes on as if it had seen every token. What vLLM counts per step is
+counted here once per step.
 """
 
 from collections.abc import Container, Iterable, Mapping
@@ -27,6 +28,7 @@ from lmi_vllm.extras.token_lane.sequences import (
     InLane,
     LaneRequest,
     LaneSequence,
+    SparseSequence,
     StreamedSequence,
     TableSequence,
     WholeSequence,
@@ -124,6 +126,8 @@ def lane_sequence(
     has_stops = bool(getattr(state.detokenizer, "stop", ()))
     if form.is_whole:
         return None if has_stops else WholeSequence(state, pieces)
+    if form.interval > 1:
+        return None if has_stops else SparseSequence(state, pieces)
     reader = None if request is None else request.reader
     if reader is None:
         return None

@@ -210,6 +210,21 @@ class WholeSequence(LaneSequence):
             self._logprobs = []
 
 
+class SparseSequence(WholeSequence):
+    """A stream that vLLM delivers every few tokens (`stream_interval`): the lane has those between.
+
+    A form like that of a whole answer costs the least: nothing is decoded before vLLM delivers it.
+    """
+
+    __slots__ = ()
+
+    def _read(self, ids: list[int], logprobs: Any) -> bool:
+        state = self._state
+        count = state.detokenizer.num_output_tokens() + len(self._ids) + len(ids)
+        is_due = count - state.sent_tokens_offset >= state.stream_interval
+        return not is_due and super()._read(ids, logprobs)
+
+
 class StreamedSequence(LaneSequence):
     """A sequence with a reader, decoded by vLLM's own detokenizer."""
 
