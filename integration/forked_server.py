@@ -37,7 +37,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # Read after the imports: by us, by clients of S3 and OpenTelemetry as they are made, by vLLM often.
 _LATE = ("OPTION_", "SERVING_", "LMI_", "AWS_", "OTEL_EXPORTER_", "OTEL_BSP_")
 _LATE_NAMES = (
-    "HF_MODEL_ID", "PYTHONPATH", "TMPDIR", "TORCHINDUCTOR_CACHE_DIR",
+    "HF_MODEL_ID", "TMPDIR", "TORCHINDUCTOR_CACHE_DIR",
     "VLLM_CPU_OMP_THREADS_BIND", "VLLM_SERVER_DEV_MODE",
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING", "VLLM_ENABLE_COHERE_API",
     "VLLM_ENABLE_RESPONSES_API_STORE", "MAX_BATCH_SIZE", "SAGEMAKER_MULTI_MODEL",
@@ -71,12 +71,10 @@ def may_be_forked(arguments: Sequence[str], added: Mapping[str, str]) -> bool:
     """Whether a start with these words and variables may begin after the imports.
 
     One with several front-end processes may not: prometheus_client chooses when it is imported
-    whether processes share their metrics. Nor may one that finds torchvision on its PYTHONPATH:
-    transformers looks for it once, when it is imported.
+    whether processes share their metrics. Nor may one with packages of its own (PYTHONPATH):
+    transformers looks for torchvision once, when it is imported.
     """
     if "LMI_FRONTEND_PROCESSES" in added:
-        return False
-    if any(Path(path, "torchvision").is_dir() for path in added.get("PYTHONPATH", "").split(":")):
         return False
     others = {item for item in added.items() if not item[0].startswith(_LATE)}
     is_late = all(name in _LATE_NAMES for name, _ in others - set(_ONE_THREAD.items()))
@@ -260,7 +258,6 @@ def serve(start: Start, stdout: int, stderr: int) -> NoReturn:
     os.environ.clear()
     os.environ.update(environ)
     tempfile.tempdir = None  # as if no library had asked for it yet
-    sys.path[1:1] = [path for path in environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     words = ["-m", "lmi_vllm", *arguments]
     sys.argv = [script, *words] if script else words[1:]
     setproctitle.setproctitle(" ".join([sys.executable, *([script] if script else []), *words]))

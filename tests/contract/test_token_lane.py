@@ -1,6 +1,7 @@
 """The token lane says, counts and ends what vLLM's own way does, over a table of requests."""
 
 import asyncio
+import dataclasses
 import logging
 import re
 from collections.abc import Iterator, Mapping
@@ -204,16 +205,24 @@ def test_lane_keeps_what_is_delivered_together(
     monkeypatch: pytest.MonkeyPatch,
     name: str,
 ) -> None:
-    """With `stream_interval` a stream's chunks are those of vLLM, with or without a reader."""
+    """With `stream_interval` a stream's chunks are those of vLLM, with or without a reader.
+
+    A whole answer has none, and is the lane's as ever.
+    """
     monkeypatch.setattr(processor, "stream_interval", 7)
     sampling = {"max_tokens": 40, "temperature": 0.0, "ignore_eos": True, **JOBS[name]}
     job = GenerationJob("lane", PROMPT, sampling, is_streaming=True)
+    whole_job = dataclasses.replace(job, is_streaming=False)
     reader = Reader()
     with Taken(processor) as taken:
         found = run(collect(vllm_engine, job))
         run(read(vllm_engine, job, reader))
+    with Taken(processor) as taken_whole:
+        whole = run(collect(vllm_engine, whole_job))
     processor.lane = None
     expected = run(collect(vllm_engine, job))
+    assert said(whole) == said(run(collect(vllm_engine, whole_job)))
+    assert taken_whole.tokens == sampling["max_tokens"] - 2
     assert taken.tokens > 2 * sampling["max_tokens"] * 6 / 7 * 0.9
     assert [len(chunk.tokens) for chunk in expected][:3] == [1, 7, 7]
     for one in (found, reader.chunks):

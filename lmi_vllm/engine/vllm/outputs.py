@@ -45,11 +45,10 @@ RICH_OUTPUT_SETTINGS: Final = ("return_sampling_mask", "enable_return_routed_exp
 
 
 class SequenceForm(NamedTuple):
-    """How the outputs of a sequence are delivered."""
+    """How the outputs of a sequence are delivered: whole at its end, or as they come."""
 
-    is_whole: bool  # at its end
+    is_whole: bool
     is_fast: bool  # the tokenizers library makes its text, a token at a time
-    interval: int  # tokens that are delivered together, if not all: vLLM's `stream_interval`
 
 
 class DirectTexts(Protocol):
@@ -230,7 +229,7 @@ def form_of(state: Any) -> SequenceForm | None:
     ):
         return None
     is_fast = type(state.detokenizer) is FastIncrementalDetokenizer
-    return SequenceForm(kind is RequestOutputKind.FINAL_ONLY, is_fast, state.stream_interval)
+    return SequenceForm(kind is RequestOutputKind.FINAL_ONLY, is_fast)
 
 
 def may_be_used(model_config: Any) -> bool:

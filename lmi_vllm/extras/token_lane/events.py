@@ -13,7 +13,7 @@ import orjson
 from pydantic_core import to_json
 
 from lmi_vllm.engine.base import DirectEvents
-from lmi_vllm.extras.token_lane.sequences import InLane, LaneRequest
+from lmi_vllm.extras.token_lane.readers import InLane, LaneRequest
 
 _DATA: Final = b"data: "
 _FIELDS: Final = {"id", "object", "created", "model", "choices"}

@@ -22,11 +22,8 @@ from lmi_vllm.engine.vllm.outputs import SequenceForm
 from lmi_vllm.extras.token_lane.decoding import Pieces, TableText, tables_for
 from lmi_vllm.extras.token_lane.events import TextEvents, may_be_direct
 from lmi_vllm.extras.token_lane.logprobs import LazyDecoder, has_known_arrays
+from lmi_vllm.extras.token_lane.readers import CURRENT, ChunkReader, InLane, LaneRequest
 from lmi_vllm.extras.token_lane.sequences import (
-    CURRENT,
-    ChunkReader,
-    InLane,
-    LaneRequest,
     LaneSequence,
     SparseSequence,
     StreamedSequence,
@@ -126,7 +123,7 @@ def lane_sequence(
     has_stops = bool(getattr(state.detokenizer, "stop", ()))
     if form.is_whole:
         return None if has_stops else WholeSequence(state, pieces)
-    if form.interval > 1:
+    if state.stream_interval > 1:
         return None if has_stops else SparseSequence(state, pieces)
     reader = None if request is None else request.reader
     if reader is None:
