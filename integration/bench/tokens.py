@@ -1,6 +1,7 @@
 """CPU of the front-end process per streamed token, ours against vLLM's server and the floor.
 
     python -m integration.bench tokens [--streams 64] [--tokens 128] [--rounds 5] [--step-ms 40]
+        [--interval 8]
 
 The floor is vLLM's AsyncLLM consumed without HTTP. vLLM's front end in Rust, `vllm-rs`, is
 measured, too, if the wheel of this release is available. All run at once on the same engine
@@ -12,7 +13,8 @@ these lags.
 More figures show the parts of such a cost. `send` is one write of a row to each connection by a
 process that does nothing else. `relay` is a process that first reads each row from another one,
 which any front end behind ours would add. Lanes are also measured with an eighth of the tokens. The
-difference shows the cost of a request and the cost of each of its tokens.
+difference shows the cost of a request and the cost of each of its tokens. `every 8` are servers
+that deliver so many tokens together (`--interval`, vLLM's `stream_interval`; 1: none of them).
 """
 
 import argparse
@@ -20,6 +22,7 @@ import asyncio
 import os
 import statistics
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -121,11 +124,11 @@ def main() -> Result:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--step-ms", type=int, default=40)
+    parser.add_argument("--interval", type=int, default=8)
     given = parser.parse_args()
     if given.step_ms:
         os.environ[STEP_VARIABLE] = str(given.step_ms)
     size = (given.streams, given.tokens)
-    short = (given.streams, given.tokens // SHORTER)
     found: dict[str, list[tuple[float, float]]] = {}
     with (
         send_floor() as sender,
@@ -134,31 +137,20 @@ def main() -> Result:
         running(our_command, "/ping") as ours,
         running(their_command, "/health") as theirs,
         rust_front_end() as rust,
+        ExitStack() as stack,
     ):
         measures: dict[str, Callable[[], tuple[float, float]]] = {
             "send": lambda: sender.cost(*size, given.step_ms),
             "relay": lambda: relay(*size, given.step_ms),
             "floor": lambda: bare.cost(*size, None),
             "floor, logprobs": lambda: bare.cost(*size, 0),
-            **{
-                f"ours: {lane.name}": lambda lane=lane: cost(ours, lane, *size)  # type: ignore[misc]
-                for lane in (LMI_PLAIN, LMI, COMPLETIONS, CHAT)
-            },
-            **{
-                f"vLLM: {lane.name}": lambda lane=lane: cost(theirs, lane, *size)  # type: ignore[misc]
-                for lane in (COMPLETIONS, CHAT)
-            },
         }
+        servers = {"ours": ours, "vLLM": theirs}
         if not isinstance(rust, str):
-            measures |= {
-                f"vllm-rs: {lane.name}": lambda lane=lane: cost(rust, lane, *size)  # type: ignore[misc]
-                for lane in (COMPLETIONS, CHAT)
-            }
-        servers = {"ours": ours, "vLLM": theirs, "vllm-rs": rust}
-        lanes = {lane.name: lane for lane in (LMI_PLAIN, COMPLETIONS)}
-        for name in filter(measures.__contains__, PARTED):
-            server, lane = servers[name.split(": ")[0]], lanes[name.split(": ")[1]]
-            measures[_short(name)] = lambda server=server, lane=lane: cost(server, lane, *short)  # type: ignore[misc]
+            servers["vllm-rs"] = rust
+        if given.interval > 1:
+            servers |= _with_interval(stack, given.interval)
+        measures |= _lanes(servers, size)
         for measure in measures.values():
             measure()  # warm up
         for _ in range(given.rounds):
@@ -166,6 +158,35 @@ def main() -> Result:
                 found.setdefault(name, []).append(measure())
     notes = [f"vllm-rs was not measured: {rust}"] if isinstance(rust, str) else []
     return _result(found, size, notes)
+
+
+def _lanes(
+    servers: Mapping[str, Running], size: tuple[int, int]
+) -> dict[str, Callable[[], tuple[float, float]]]:
+    """Return what measures each lane of each server; only ours have those of LMI's form."""
+    short = (size[0], size[1] // SHORTER)
+    measures: dict[str, Callable[[], tuple[float, float]]] = {}
+    for server, process in servers.items():
+        for lane in (LMI_PLAIN, LMI, COMPLETIONS, CHAT):
+            name = f"{server}: {lane.name}"
+            if server.startswith("ours") or lane in (COMPLETIONS, CHAT):
+                measures[name] = partial(cost, process, lane, *size)
+            if name in PARTED:
+                measures[_short(name)] = partial(cost, process, lane, *short)
+    return measures
+
+
+def _with_interval(stack: ExitStack, interval: int) -> dict[str, Running]:
+    """Start both servers again, with this `stream_interval`; return them by name."""
+    option = {"OPTION_STREAM_INTERVAL": str(interval)}
+    ours = running(our_command, "/ping", option)
+    theirs = running(
+        lambda port: [*their_command(port), "--stream-interval", str(interval)], "/health"
+    )
+    return {
+        f"{name} every {interval}": stack.enter_context(server)
+        for name, server in (("ours", ours), ("vLLM", theirs))
+    }
 
 
 def _short(name: str) -> str:

@@ -55,6 +55,10 @@ class DirectChunks(Protocol):
         """Take the chunk of one ordinary token, the usual case; only while it is open."""
         ...
 
+    def read_tokens(self, ids: list[int], texts: list[str], logprobs: list[float] | None) -> None:
+        """Take the chunk of several ordinary tokens; only while it is open."""
+        ...
+
 
 class DirectEvents(Protocol):
     """Reads events of an OpenAI stream where their text is made, without a task in between."""

@@ -1,7 +1,7 @@
 """Tokens that are read where they are made: the same stream, in order, without tasks between."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -34,7 +34,13 @@ class Reader:
 
     def read_token(self, token: int, text: str, logprob: float | None) -> None:
         """Keep the token as a chunk."""
-        self.read_chunk(GenerationChunk(0, (GeneratedToken(token, text, logprob),), text))
+        self.read_tokens([token], [text], None if logprob is None else [logprob])
+
+    def read_tokens(self, ids: list[int], texts: list[str], logprobs: list[float] | None) -> None:
+        """Keep the tokens as one chunk."""
+        values: Sequence[float | None] = logprobs or [None] * len(ids)
+        tokens = tuple(map(GeneratedToken, ids, texts, values))
+        self.read_chunk(GenerationChunk(0, tokens, "".join(texts)))
 
 
 async def read(engine: Engine, job: GenerationJob, reader: Reader) -> int:

@@ -138,13 +138,16 @@ def test_steps_are_read_as_by_vllm(name: str) -> None:
 @pytest.mark.parametrize("interval", [2, 7])
 @pytest.mark.parametrize("name", FORMS)
 def test_tokens_are_delivered_together_as_by_vllm(name: str, interval: int) -> None:
-    """With `stream_interval` the lane only has the steps in between, without stop strings."""
+    """With `stream_interval`, for a reader that is busy now and then; stop strings are vLLM's."""
     sampling, most = FORMS[name]
-    taken = 0
+    direct = taken = 0
     for seed in range(30):
         ours = said(seed, sampling, most, interval, has_lane=True)
-        assert ours[:5] == said(seed, sampling, most, interval, has_lane=False)[:5], seed
-        assert not ours[5]
+        assert ours[:4] == said(seed, sampling, most, interval, has_lane=False)[:4], seed
+        direct += ours[5]
         taken += ours[6]
-    between = 1 - (most + 1) / 2 / interval
-    assert taken > 30 * STEPS * between * 0.7 or (name == "stop string" and not taken)
+    if name == "stop string":
+        assert not taken
+        return
+    assert taken > 30 * STEPS * 0.7
+    assert direct > 30 * STEPS * (most + 1) / 2 / interval * 0.1

@@ -1,7 +1,6 @@
 """The token lane says, counts and ends what vLLM's own way does, over a table of requests."""
 
 import asyncio
-import dataclasses
 import logging
 import re
 from collections.abc import Iterator, Mapping
@@ -195,39 +194,6 @@ def test_lane_is_used_for_plain_requests(
     assert any(tokens() > sampling["max_tokens"] * 0.7 for _ in range(TRIES))
     processor.lane = None
     assert tokens() == 0
-
-
-@pytest.mark.parametrize("name", ["greedy", "log probabilities", "wild, which cuts characters"])
-def test_lane_keeps_what_is_delivered_together(
-    run: LoopThread,
-    vllm_engine: Engine,
-    processor: outputs.EngineOutputs,
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
-) -> None:
-    """With `stream_interval` a stream's chunks are those of vLLM, with or without a reader.
-
-    A whole answer has none, and is the lane's as ever.
-    """
-    monkeypatch.setattr(processor, "stream_interval", 7)
-    sampling = {"max_tokens": 40, "temperature": 0.0, "ignore_eos": True, **JOBS[name]}
-    job = GenerationJob("lane", PROMPT, sampling, is_streaming=True)
-    whole_job = dataclasses.replace(job, is_streaming=False)
-    reader = Reader()
-    with Taken(processor) as taken:
-        found = run(collect(vllm_engine, job))
-        run(read(vllm_engine, job, reader))
-    with Taken(processor) as taken_whole:
-        whole = run(collect(vllm_engine, whole_job))
-    processor.lane = None
-    expected = run(collect(vllm_engine, job))
-    assert said(whole) == said(run(collect(vllm_engine, whole_job)))
-    assert taken_whole.tokens == sampling["max_tokens"] - 2
-    assert taken.tokens > 2 * sampling["max_tokens"] * 6 / 7 * 0.9
-    assert [len(chunk.tokens) for chunk in expected][:3] == [1, 7, 7]
-    for one in (found, reader.chunks):
-        assert [len(chunk.tokens) for chunk in one] == [len(chunk.tokens) for chunk in expected]
-        assert said(one) == said(expected)
 
 
 def test_a_mixture_in_one_batch(

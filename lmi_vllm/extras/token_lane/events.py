@@ -55,6 +55,10 @@ class TextEvents:
         self._uncounted.append(token)
         self._direct.read_event(self._before + to_json(text) + self._after)
 
+    def read_tokens(self, ids: list[int], texts: list[str], _: object = None) -> None:
+        """As `read`, for the joined texts."""
+        self.read(ids, "".join(texts))
+
     def complete(self, output: Any) -> None:
         """Let the handler, which counts tokens at its next output, count those that came here."""
         if self._uncounted and (sequences := getattr(output, "outputs", None)):

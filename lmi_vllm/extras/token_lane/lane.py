@@ -7,9 +7,9 @@ token. The lane takes these from the engine's outputs before vLLM reads them. A 
 called at once. Of an answer that is wanted whole only the tokens are kept.
 
 The lane takes only the middle of a sequence. It hands over before the first and the last output, an
-output with more than tokens, a stop string, and a busy or slow reader. With `stream_interval` it
-has the outputs between those that vLLM delivers. At each of these vLLM's own state of the sequence
-is brought up to date, and vLLM goes on as if it had seen every token. What vLLM counts per step is
+output with more than tokens, a stop string, and a busy or slow reader. At each of these vLLM's own
+state of the sequence is brought up to date, and vLLM goes on as if it had seen every token. With
+`stream_interval` a reader gets the tokens of several steps together. What vLLM counts per step is
 counted here once per step.
 """
 
@@ -24,6 +24,7 @@ from lmi_vllm.extras.token_lane.events import TextEvents, may_be_direct
 from lmi_vllm.extras.token_lane.logprobs import LazyDecoder, has_known_arrays
 from lmi_vllm.extras.token_lane.readers import CURRENT, ChunkReader, InLane, LaneRequest
 from lmi_vllm.extras.token_lane.sequences import (
+    IntervalSequence,
     LaneSequence,
     SparseSequence,
     StreamedSequence,
@@ -120,17 +121,18 @@ def lane_sequence(
     if logprobs is not None and not (is_plain and type(logprobs) is list):
         return None
     pieces = _pieces_of(state.detokenizer, form, tables)
-    has_stops = bool(getattr(state.detokenizer, "stop", ()))
+    reader = None if request is None or form.is_whole else request.reader
+    is_joined = state.stream_interval > 1
+    if getattr(state.detokenizer, "stop", ()) and (reader is None or pieces is None or is_joined):
+        return None  # a stop string may end between two deliveries
     if form.is_whole:
-        return None if has_stops else WholeSequence(state, pieces)
-    if state.stream_interval > 1:
-        return None if has_stops else SparseSequence(state, pieces)
-    reader = None if request is None else request.reader
-    if reader is None:
-        return None
-    if pieces is not None:
-        return TableSequence(state, reader, TableText(state.detokenizer, pieces))
-    return None if has_stops else StreamedSequence(state, reader)
+        return WholeSequence(state, pieces)
+    if reader is not None and pieces is not None:
+        kind = IntervalSequence if is_joined else TableSequence
+        return kind(state, reader, TableText(state.detokenizer, pieces))
+    if is_joined:
+        return SparseSequence(state, pieces)
+    return None if reader is None else StreamedSequence(state, reader)
 
 
 def _pieces_of(

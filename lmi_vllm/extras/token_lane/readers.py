@@ -53,6 +53,10 @@ class TokenReader(Protocol):
         """Take the only token of a step, the usual case; only while it is open."""
         ...
 
+    def read_tokens(self, ids: list[int], texts: list[str], logprobs: list[float] | None) -> None:
+        """As `read`, for tokens that each have a text of their own."""
+        ...
+
 
 class ChunkReader:
     """Hands tokens on as chunks of ours."""
@@ -77,6 +81,10 @@ class ChunkReader:
             entries = [{token: SampledLogprob(value)} for token, value in pairs]
         tokens = self._chunks.tokens(ids, text, entries)
         self._direct.read_chunk(GenerationChunk(0, tokens, text))
+
+    def read_tokens(self, ids: list[int], texts: list[str], logprobs: list[float] | None) -> None:
+        """See `TokenReader`."""
+        self._direct.read_tokens(ids, texts, logprobs and [*map(finite, logprobs)])
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """Sequences of the token lane: their tokens here, and the update of vLLM's state of them."""
 
+from collections.abc import Callable
 from typing import Any
 
 from lmi_vllm.engine.vllm.chunks import finite
@@ -102,11 +103,11 @@ class WholeSequence(LaneSequence):
 
     def _write_back(self) -> None:
         ids, self._ids = self._ids, []
-        detokenizer = self._state.detokenizer
+        state, detokenizer = self._state, self._state.detokenizer
         if self._pieces is None or not TableText(detokenizer, self._pieces).add(ids):
             detokenizer.update(ids, False)
         if self._logprobs:
-            self._state.logprobs_processor.logprobs += self._logprobs
+            state.logprobs_processor.logprobs += self._logprobs
             self._logprobs = []
 
 
@@ -136,18 +137,23 @@ class StreamedSequence(LaneSequence):
         self._reader = reader
         self._gate = reader.gate
 
+    @property
+    def _may_read(self) -> bool:
+        """Whether the reader may have tokens now: what waits in vLLM's queue comes first."""
+        return self._queue.output is None and self._reader.is_ready and self._gate.is_open
+
     def _read(self, ids: list[int], logprobs: Any) -> bool:
-        # What waits in vLLM's queue comes first.
-        if self._queue.output is not None or not (self._reader.is_ready and self._gate.is_open):
-            return False
-        text = self._text(ids)
+        text = self._text(ids) if self._may_read else None
         if text is None:
             return False
+        self._hand_on(self._reader.read, ids, text, self._values(logprobs))
+        return True
+
+    def _hand_on(self, read: Callable[..., None], *tokens: object) -> None:
         try:
-            self._reader.read(ids, text, self._values(logprobs))
+            read(*tokens)
         except Exception as error:  # noqa: BLE001 (ends this request; the output loop goes on)
             self._fail(error)
-        return True
 
     def _fail(self, error: Exception) -> None:
         self._queue.put(error)
@@ -203,6 +209,21 @@ class TableSequence(StreamedSequence):
             return True
         return super().take(output)
 
+    def _read(self, ids: list[int], logprobs: Any) -> bool:
+        texts = self._plain_texts(ids) if self._may_read else None
+        if texts is None:
+            return super()._read(ids, logprobs)
+        self._table.ids.extend(ids)
+        self._hand_on(self._reader.read_tokens, ids, texts, self._values(logprobs))
+        return True
+
+    def _plain_texts(self, ids: list[int]) -> list[str] | None:
+        """Return each token's text; None if one is special, or has no text of its own."""
+        if not self._table.is_plain or not self._special.isdisjoint(ids):
+            return None
+        texts = [text for token in ids if isinstance(text := self._pieces[token], str)]
+        return texts if len(texts) == len(ids) else None
+
     def _fail(self, error: Exception) -> None:
         self._table.close()  # what is in the queue comes first
         super()._fail(error)
@@ -220,3 +241,54 @@ class TableSequence(StreamedSequence):
 
     def _write_back(self) -> None:
         self._table.write_back()
+
+
+class IntervalSequence(TableSequence):
+    """A sequence whose reader gets the tokens of several steps together (`stream_interval`)."""
+
+    __slots__ = ("_interval", "_kept", "_kept_values")
+    take = LaneSequence.take  # no token is handed on alone
+
+    def __init__(self, state: Any, reader: TokenReader, table: TableText) -> None:
+        super().__init__(state, reader, table)
+        self._interval: int = state.stream_interval
+        self._kept: list[int] = []
+        self._kept_values: list[float] = []
+
+    def _may_begin(self) -> bool:
+        state = self._state
+        has_sent_all = state.sent_tokens_offset == state.detokenizer.num_output_tokens()
+        return has_sent_all and super()._may_begin()
+
+    def _read(self, ids: list[int], logprobs: Any) -> bool:
+        kept = [*self._kept, *ids]
+        if len(kept) < self._interval:
+            self._kept = kept
+            self._kept_values += super()._values(logprobs) or ()
+            return True
+        if not super()._read(kept, logprobs):
+            return False
+        self._kept = []
+        return True
+
+    def _values(self, logprobs: Any) -> list[float] | None:
+        """Return those of all tokens that are handed on."""
+        values = super()._values(logprobs)
+        if values is not None:
+            values = self._kept_values + values
+            self._kept_values = []
+        return values
+
+    def _write_back(self) -> None:
+        """Let vLLM go on with what was handed on as sent, and with the kept tokens as not sent."""
+        super()._write_back()
+        state, kept = self._state, self._kept
+        state.sent_tokens_offset = state.detokenizer.num_output_tokens()
+        if not kept:
+            return
+        state.detokenizer.update(kept, False)
+        if self._has_logprobs:
+            entries = map(SampledLogprob, self._kept_values)
+            made = [{token: entry} for token, entry in zip(kept, entries, strict=True)]
+            state.logprobs_processor.logprobs += made
+        self._kept, self._kept_values = [], []

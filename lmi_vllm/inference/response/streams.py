@@ -228,6 +228,11 @@ class DirectRowWriter(_DirectWriter):
         if self._sink is not None:  # `_write` inline: this runs for each token
             self._sink.put(self.formatter.token_row(token, text, logprob))
 
+    def read_tokens(self, ids: list[int], texts: list[str], logprobs: list[float] | None) -> None:
+        """Write the rows of several ordinary tokens together."""
+        values: Sequence[float | None] = logprobs or [None] * len(ids)
+        self._write(b"".join(map(self.formatter.token_row, ids, texts, values)))
+
 
 class DirectEventWriter(_DirectWriter):
     """Writes vLLM's events, each in the framing of its route."""

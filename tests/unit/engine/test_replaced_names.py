@@ -97,8 +97,9 @@ FIELDS_SET: Final = {
         "worker.distributed_init_method",
     },
     "token_lane/sequences.py": {
-        "self._state.logprobs_processor.logprobs",
         "state.logprobs_processor.cumulative_logprob",
+        "state.logprobs_processor.logprobs",
+        "state.sent_tokens_offset",
         "state.stats.last_token_ts",
         "state.stats.num_generation_tokens",
     },
