@@ -105,6 +105,13 @@ class Supervisor:
             else:
                 refreeze_heap()
                 reason = await self._watch(runtime.engine)
+        else:
+            logger.error(
+                "%s: the engine is not restarted (failure %d, retry_threshold %d)",
+                reason,
+                failures,
+                self._policy.retry_threshold,
+            )
         return await self._give_up(reason)
 
     async def close(self) -> None:

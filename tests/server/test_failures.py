@@ -64,13 +64,14 @@ async def test_a_restart_that_fails_is_tried_again(serve: Serve, engines: Engine
 
 
 async def test_without_a_threshold_the_first_death_ends_the_server(
-    serve: Serve, engines: Engines
+    serve: Serve, engines: Engines, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Exit code 1, and the reason last."""
+    """Exit code 1, and the reason last; the log names the setting that would restart the engine."""
     server = await (await serve()).ready()
     engines.started[0].die()
     assert await server.ended() == (1, ENGINE_DIED)
     assert engines.started[0].is_closed
+    assert "the engine is not restarted (failure 1, retry_threshold 0)" in caplog.text
 
 
 async def test_requests_in_flight_are_waited_for_after_a_failure(
