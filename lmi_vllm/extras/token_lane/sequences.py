@@ -261,12 +261,11 @@ class IntervalSequence(TableSequence):
         return has_sent_all and super()._may_begin()
 
     def _read(self, ids: list[int], logprobs: Any) -> bool:
-        kept = [*self._kept, *ids]
-        if len(kept) < self._interval:
-            self._kept = kept
+        if len(self._kept) + len(ids) < self._interval:
+            self._kept += ids
             self._kept_values += super()._values(logprobs) or ()
             return True
-        if not super()._read(kept, logprobs):
+        if not super()._read([*self._kept, *ids], logprobs):
             return False
         self._kept = []
         return True
