@@ -75,7 +75,7 @@ class ServerProcess:
 
     @property
     def log(self) -> list[dict[str, Any]]:
-        """The lines of the log so far; what torch, tqdm or pip write themselves is left out."""
+        """The lines of the log so far; what torch or pip write themselves is left out."""
         lines = (line for line in self.stderr.splitlines() if line.startswith('{"time":'))
         return [json.loads(line) for line in lines]
 

@@ -60,7 +60,7 @@ def test_serving_with_a_stalled_log_reader(engine: str) -> None:
     os.close(writing)
     try:
         url = listening(process)
-        # Read during the start: what torch's C++ and tqdm write there goes past Python's logging.
+        # Read during the start: what torch's C++ writes there goes past Python's logging.
         assert wait_until(lambda: drained(reading) and call(url, "/ping").status == 200, 120)
         for number in range(REQUESTS):
             assert call(url, f"/models?{'x' * 300}={number}", seconds=10).status == 200

@@ -1,5 +1,8 @@
 """One format for every line of the log, vLLM's included: text for people, or JSON."""
 
+import functools
+import importlib
+import io
 import logging
 import os
 import sys
@@ -27,6 +30,8 @@ LOG_LEVELS: Final[Mapping[str, int]] = MappingProxyType(
     }
 )
 _STDERR: Final = 2
+BAR_SECONDS: Final = 10  # between two lines of a progress bar; a shorter one has none
+_UP: Final = "\x1b[A"  # written by a bar below another one
 TEXT: Final = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
 
@@ -82,6 +87,32 @@ def chosen_format(asked: str, stream: TextIO) -> Format:
     if asked == "text" or (asked == "auto" and stream.isatty()):
         return "text"
     return "json"
+
+
+class BarLines(io.TextIOBase):
+    """Where a progress bar is drawn: each drawing is a line of the log."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._logger = logging.getLogger(name)
+
+    def write(self, text: str) -> int:
+        """Log what is drawn; returns its length."""
+        if line := text.replace(_UP, "").strip():
+            self._logger.info("%s", line)
+        return len(text)
+
+
+@functools.cache
+def log_progress_bars(seconds: float = BAR_SECONDS) -> None:
+    """Have every progress bar of tqdm log a line now and then, where its caller says nothing else.
+
+    A bar draws over its own line without ending it. The next record of the log would follow on that
+    line, and be no JSON.
+    """
+    bar = importlib.import_module("tqdm.std").tqdm
+    drawn = {"file": BarLines("tqdm"), "ncols": 0, "mininterval": seconds, "delay": seconds}
+    bar.__init__ = functools.partialmethod(bar.__init__, **drawn)
 
 
 def configure_logging(

@@ -24,7 +24,7 @@ from typing import Final, TypeVar
 
 from lmi_vllm.engine.vllm.workarounds.not_finite import is_expected
 from lmi_vllm.extension import extras
-from lmi_vllm.telemetry.log_format import configure_logging
+from lmi_vllm.telemetry.log_format import configure_logging, log_progress_bars
 from lmi_vllm.telemetry.log_handler import ignore_dropped, tell
 
 T = TypeVar("T")
@@ -48,6 +48,7 @@ SCHEDULER_LOGGER: Final = "vllm.config.scheduler"
 
 _PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
 _IS_LINUX: Final = sys.platform == "linux"
+_STDERR: Final = 2
 
 
 def new_engine_thread() -> ThreadPoolExecutor:
@@ -189,6 +190,13 @@ def log_as_the_server() -> None:
         configure_logging("json" if kind == "json" else "text", level, count_dropped=count)
 
 
+def keep_bars_out_of_the_log() -> None:
+    """Log progress bars as lines, but where people see them on a terminal."""
+    kind = os.environ.get(LOG_FORMAT_VARIABLE)
+    if kind == "json" or (kind == "text" and not os.isatty(_STDERR)):
+        log_progress_bars()
+
+
 def register_models() -> None:
     """Register the model classes of extras by name; each is imported when a model needs it."""
     if "vllm" not in sys.modules:  # vLLM itself has been imported when it calls its plugins
@@ -207,6 +215,7 @@ def register_plugin() -> None:
     register_models()
     end_with_parent(os.getppid())
     log_as_the_server()
+    keep_bars_out_of_the_log()
     with contextlib.suppress(PermissionError):  # already a group or session leader
         os.setpgrp()
     if error_file := os.environ.get(ERROR_FILE_VARIABLE):

@@ -29,6 +29,7 @@ from lmi_vllm.engine.vllm.processes import (
     ERROR_FILE_VARIABLE,
     adopt_forked_engines,
     claim_children,
+    keep_bars_out_of_the_log,
     read_root_cause,
     watch_root_causes,
 )
@@ -190,6 +191,7 @@ def _engine_environment(error_file: Path, *, is_cpu: bool) -> Iterator[None]:
     numba here, it is left alone: it refuses another number once its threads run.
     """
     claim_children()
+    keep_bars_out_of_the_log()
     passed = {ERROR_FILE_VARIABLE: str(error_file)}
     if NUMBA_THREADS not in os.environ and "numba" not in sys.modules:
         passed[NUMBA_THREADS] = "1"

@@ -9,7 +9,12 @@ from typing import Any
 import pytest
 
 from lmi_vllm.config.secrets import mask_urls
-from lmi_vllm.telemetry.log_format import JsonFormatter, TextFormatter, chosen_format
+from lmi_vllm.telemetry.log_format import (
+    JsonFormatter,
+    TextFormatter,
+    chosen_format,
+    log_progress_bars,
+)
 
 
 def line(message: str, *arguments: object, **more: Any) -> dict[str, Any]:
@@ -88,3 +93,47 @@ def test_no_line_shows_the_login_of_a_url(
     text = kind(mask_urls).format(record)
     assert "SENTINEL" not in text
     assert "http://***@h:1/" in text
+
+
+@pytest.fixture
+def bars(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return tqdm's class, whose bars are logged at every step; restored afterwards."""
+    std = pytest.importorskip("tqdm.std")
+    monkeypatch.setattr(std.tqdm, "__init__", std.tqdm.__init__)
+    log_progress_bars.__wrapped__(0)
+    return std.tqdm
+
+
+def test_a_progress_bar_is_lines_of_the_log(
+    bars: Any, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its own line would have no end, and the next record would follow on it. Bars in bars, too."""
+    with caplog.at_level(logging.INFO):
+        for _ in bars(range(2), desc="outer"):
+            list(bars(range(2), desc="shards", bar_format="{desc} {bar}\n"))
+    assert capfd.readouterr() == ("", "")
+    lines = [record.getMessage() for record in caplog.records]
+    assert {record.name for record in caplog.records} == {"tqdm"}
+    assert {line.partition(" [")[0] for line in lines} == {
+        f"{name}:{share} {step}/2"
+        for name in ("outer", "shards")
+        for share, step in (("   0%", 0), ("  50%", 1), (" 100%", 2))
+    }
+
+
+def test_a_short_progress_bar_has_no_line(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Many take a second or two. One that a caller sends elsewhere is left to it."""
+    std = pytest.importorskip("tqdm.std")
+    monkeypatch.setattr(std.tqdm, "__init__", std.tqdm.__init__)
+    log_progress_bars.__wrapped__()
+    elsewhere = io.StringIO()
+    with caplog.at_level(logging.INFO):
+        list(std.tqdm(range(3), desc="short"))
+        list(std.tqdm(range(3), desc="own", file=elsewhere, delay=0, mininterval=0))
+    assert not caplog.records
+    assert capfd.readouterr() == ("", "")
+    assert "own" in elsewhere.getvalue()
