@@ -30,6 +30,7 @@ CHECKS: Final[Mapping[str, Callable[[Suite], str]]] = MappingProxyType(
         "memory estimate": sizes.memory_estimate,
         "tensor parallel": lifecycle.tensor_parallel,
         "engine death": lifecycle.engine_death,
+        "forked engine": lifecycle.forked_engine,
         "drain": lifecycle.drain_leaves_nothing,
         "compile cache": lifecycle.compile_cache,
         "throughput": speed.throughput,

@@ -18,6 +18,7 @@ AUTHORIZED = {"Authorization": f"Bearer {KEY}"}
 AWAKE_SECONDS = 120.0
 CONTEXT_MIB = 200  # less than the context of one process on a device
 DRAINED_TOKENS = 400
+START_METHODS = ("spawn", "fork")  # the default on a GPU, and on a CPU
 HEADS_DIVIDE_BY = (1, 2, 4)  # of the embedded model
 
 
@@ -84,6 +85,18 @@ def engine_death(suite: Suite) -> str:
 def _is_healthy(server: ServerProcess, url: str) -> bool:
     assert server.process.poll() is None, server.describe()
     return call(url, "/ping").status == 200
+
+
+def forked_engine(suite: Suite) -> str:
+    """An engine that is forked answers as one that is spawned, and need not import vLLM again."""
+    seconds, texts = {}, set()
+    for method in START_METHODS:
+        began = time.monotonic()
+        with suite.server("--demo", VLLM_WORKER_MULTIPROC_METHOD=method) as (_, url):
+            seconds[method] = time.monotonic() - began
+            texts.add((text_of(url), text_of(url, adapter="json")))
+    assert len(texts) == 1, texts
+    return "ready after " + ", ".join(f"{took:.1f} s ({how})" for how, took in seconds.items())
 
 
 def drain_leaves_nothing(suite: Suite) -> str:
