@@ -12,15 +12,19 @@ TRANSCRIBE: Final = "transcription"  # of models that only transcribe
 WARM_UP_PROMPT: Final = "Hello"
 
 
-async def warm_up(engine: Engine, *, has_logprobs: bool = True) -> None:
+async def warm_up(engine: Engine, *, has_top_logprobs: bool = False) -> None:
     """Check that the engine generates a token or a pooled answer.
+
+    With `has_top_logprobs` it generates another one, with the log probability of the likeliest.
 
     Raises:
         StartupError: the engine refused, or generated nothing.
     """
     try:
         if engine.task == GENERATE:
-            is_proven = await _generates(engine, has_logprobs=has_logprobs)
+            is_proven = await _generates(engine, 0)
+            if has_top_logprobs:
+                is_proven &= await _generates(engine, 1)
         else:
             is_proven = await (_transcribes if engine.task == TRANSCRIBE else _pools)(engine)
     except LmiError as error:
@@ -29,9 +33,10 @@ async def warm_up(engine: Engine, *, has_logprobs: bool = True) -> None:
         raise EngineFailureError("the engine started but generated no token")
 
 
-async def _generates(engine: Engine, *, has_logprobs: bool) -> bool:
-    # With log probabilities: vLLM compiles a part of them at their first use, on a GPU too.
-    sampling = {"max_tokens": 1, "temperature": 0.0, "logprobs": 1 if has_logprobs else None}
+async def _generates(engine: Engine, logprobs: int) -> bool:
+    # On a GPU the first use of log probabilities compiles a kernel, another one for the sampled
+    # token alone (0), which `/invocations` asks for, than beside the likeliest.
+    sampling = {"max_tokens": 1, "temperature": 0.0, "logprobs": logprobs}
     job = GenerationJob(f"warm-up-{uuid.uuid4()}", WARM_UP_PROMPT, sampling)
     chunks = [chunk async for chunk in engine.generate(job)]
     return any(chunk.tokens for chunk in chunks)

@@ -20,6 +20,7 @@ from lmi_vllm.server.server import Server
 from lmi_vllm.server.supervisor import RESTART_PAUSE_SECONDS
 
 REAL_SECONDS = 10.0  # of waiting for what needs no time of the test's clock
+WARM_UP_JOBS = 2  # with which a start proves its engine
 PROMPT = {"inputs": "one two three", "parameters": {"max_new_tokens": 3}}
 
 
@@ -76,7 +77,7 @@ class Slow(ScriptedEngine):
     rest: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def _sleep(self, seconds: float) -> None:
-        if len(self.jobs) > 1:
+        if len(self.jobs) > WARM_UP_JOBS:
             resting, dead = asyncio.create_task(self.rest.wait()), self.wait_until_dead()
             dying = asyncio.create_task(dead)
             try:

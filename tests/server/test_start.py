@@ -8,7 +8,7 @@ import pytest
 from lmi_vllm.errors import EngineFailureError, EngineStartError, StartupError
 from lmi_vllm.extras.scripted.engine import Fail, ScriptedEngine
 from lmi_vllm.inference.lifecycle import Phase
-from tests.server.conftest import Engines, Serve
+from tests.server.conftest import WARM_UP_JOBS, Engines, Serve
 
 
 async def test_ready_after_a_real_answer(serve: Serve, engines: Engines) -> None:
@@ -16,7 +16,7 @@ async def test_ready_after_a_real_answer(serve: Serve, engines: Engines) -> None
     server = await (await serve()).ready()
     assert await server.ping() == (200, {"status": "Healthy"})
     (engine,) = engines.started
-    assert [job.prompt for job in engine.jobs] == ["Hello"]
+    assert [job.prompt for job in engine.jobs] == ["Hello"] * WARM_UP_JOBS
     assert await server.infer() == 200
     assert "\nTry: curl -s http://" in server.printed()
     server.stop.set()

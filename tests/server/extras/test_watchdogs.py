@@ -13,7 +13,15 @@ from lmi_vllm.extras.scripted.engine import ScriptedEngine
 from lmi_vllm.extras.watchdogs.watchdogs import ANSWER_CHECK_SECONDS, ENGINE_HUNG, MODEL_CORRUPTED
 from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.messages import AdapterRef, GenerationChunk, GenerationJob
-from tests.server.conftest import REAL_SECONDS, Engines, Serve, Slow, restarted, until
+from tests.server.conftest import (
+    REAL_SECONDS,
+    WARM_UP_JOBS,
+    Engines,
+    Serve,
+    Slow,
+    restarted,
+    until,
+)
 
 
 async def test_a_stalled_engine_is_unhealthy_until_its_next_step(
@@ -138,13 +146,13 @@ async def test_an_adapter_that_hangs_the_engine_is_answered(serve: Serve, engine
 
 @dataclass
 class NotFiniteEngine(ScriptedEngine):
-    """Answers once; the numbers of every later request are not finite."""
+    """Proves that it works; the numbers of every later request are not finite."""
 
     async def generate(
         self, job: GenerationJob, direct: DirectChunks | None = None
     ) -> AsyncGenerator[GenerationChunk, None]:
         """Answer, or fail."""
-        if self.jobs:
+        if len(self.jobs) >= WARM_UP_JOBS:
             self.not_finite += 1
             raise EngineFailureError("not finite")
         async for chunk in super().generate(job, direct):
