@@ -20,7 +20,7 @@ EXTRAS: Final = tuple(
     ROOT / "lmi_vllm/extras" / name for name in ("token_lane", "grammar_trials", "media_urls")
 )
 ALL: Final = "all supported"
-MAX_NAMES, MAX_MODULES = 6, 10
+MAX_NAMES, MAX_MODULES = 8, 10
 # How each module of the folder ends its docstring, in this order; a thread is named by its address.
 LINES: Final = ("Upstream", "Releases", "Shows", "May go")
 UNREPORTED: Final = "not reported that we know of"
@@ -33,6 +33,8 @@ REPLACED: Final = {
         "prompt log probabilities beside LoRA",
         ALL,
     ),
+    "vllm.v1.sample.rejection_sampler:expand_batch_to_tokens": ("drafts of sampled requests", ALL),
+    "vllm.v1.sample.ops.topk_topp_sampler:apply_top_k_only": ("steps without drafts", ALL),
     "vllm.v1.sample.sampler:batched_count_greater_than": ("compiles while it serves", ALL),
     "vllm.model_executor.models.registry:_run_in_subprocess": ("a process for each class", ALL),
     "vllm.renderers.base:BaseRenderer.tokenize_prompt_async": ("lengths of texts", ALL),

@@ -20,6 +20,7 @@ from typing import Any, Final
 from lmi_vllm.engine.vllm.workarounds import (
     base_rows,
     cpu_compilation,
+    drafted_sampling,
     model_scripts,
     prompt_logprobs,
 )
@@ -74,6 +75,19 @@ WORKAROUNDS: Final = (
         Scope.LORA_WORKER,
         "tests/contract/test_base_rows.py:test_plain_vllm_mixes_prompt_logprobs_of_a_batch",
         is_required=True,
+    ),
+    Workaround(
+        "vllm.v1.sample.rejection_sampler:expand_batch_to_tokens",
+        drafted_sampling.expanded,
+        Scope.WORKER,
+        "tests/contract/test_drafted_sampling.py:test_plain_vllm_does_not_expand_what_a_request_sets",
+        is_required=True,
+    ),
+    Workaround(
+        "vllm.v1.sample.ops.topk_topp_sampler:apply_top_k_only",
+        drafted_sampling.top_k_of_any_number,
+        Scope.WORKER,
+        "tests/contract/test_drafted_sampling.py:test_plain_vllm_has_no_top_k_of_no_rows",
     ),
     Workaround(
         "vllm.v1.sample.sampler:batched_count_greater_than",
