@@ -38,6 +38,12 @@ FEATURES = {
     "record_acceptance_rate": "true",  # without effect: the rate is logged anyway
 }
 STORY = "Once upon a time"
+ASKED = "The capital of France is"
+ANSWER = " Paris. The city lies on the river Seine."  # its tokens have 0.98 at least
+SAMPLINGS: tuple[dict[str, float], ...] = (
+    {"temperature": 0.01}, {"temperature": 0.1, "seed": 5}, {"temperature": 0.5, "top_p": 0.5},
+    {"temperature": 0.1, "top_k": 5}, {"temperature": 0.1, "top_k": 5, "top_p": 0.9},
+)  # fmt: skip
 LIST = "The capital of France is Paris. The capital of Italy is Rome. " * 32
 
 
@@ -57,6 +63,15 @@ def tokens(url: str, prompt: str, count: int = 24) -> list[int]:
     answer = call(url, "/invocations", {"inputs": prompt, "parameters": parameters})
     assert answer.status == 200, answer.body
     return [token["id"] for token in answer.json()["details"]["tokens"]]
+
+
+def check_sampled_answers(url: str) -> None:
+    """Assert that what a request sets for sampling holds for its drafts, and for other steps."""
+    for sampling in SAMPLINGS:
+        parameters = {"max_new_tokens": 30, "do_sample": True, **sampling}
+        answer = call(url, "/invocations", {"inputs": ASKED, "parameters": parameters})
+        assert answer.status == 200, answer.body
+        assert answer.json()["generated_text"] == ANSWER, sampling
 
 
 def counter(url: str, name: str) -> float:
@@ -100,6 +115,11 @@ def test_answers_are_those_without_the_features(
     hits = counter(featured.url, "vllm:prefix_cache_hits_total")
     assert tokens(featured.url, LIST) == expected
     assert counter(featured.url, "vllm:prefix_cache_hits_total") >= hits + 32
+
+
+def test_sampled_answers_are_right_with_drafts(featured: RunningServer) -> None:
+    """Whatever holds for sampling; a step without a draft does not end the engine."""
+    check_sampled_answers(featured.url)
 
 
 def test_acceptance_rate_is_logged(featured: RunningServer) -> None:

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("vllm", reason="needs vLLM: make setup installs it")
 
 from integration.conftest import RunningServer, running_server
-from integration.engine_features import counter, tokens
+from integration.engine_features import check_sampled_answers, counter, tokens
 from integration.plain_model import plain_model
 from tests.support.draft_models import DRAFTERS, MEDUSA_HEADS, STORY
 
@@ -25,7 +25,7 @@ LEAST_ACCEPTED = {"draft_model": 0.99, "eagle": 0.1, "eagle3": 0.1, "medusa": 0.
 def test_drafts_are_accepted_and_answers_stay(
     kind: str, tmp_path: Path, demo_server: RunningServer
 ) -> None:
-    """The greedy tokens of the server without a drafter, in fewer steps."""
+    """The greedy tokens of the server without a drafter, in fewer steps; sampled text is right."""
     drafter = DRAFTERS[kind](tmp_path / f"{kind.replace('_', '')}-head")
     options = {
         "speculative_draft_model": str(drafter),
@@ -36,6 +36,7 @@ def test_drafts_are_accepted_and_answers_stay(
     with running_server(tmp_path, "--model", str(model)) as server:
         url = server.url
         assert tokens(url, STORY, 200) == tokens(demo_server.url, STORY, 200)
+        check_sampled_answers(url)
         drafted = counter(url, "vllm:spec_decode_num_draft_tokens_total")
         accepted = counter(url, "vllm:spec_decode_num_accepted_tokens_total")
         print(kind, counter(url, "vllm:spec_decode_num_drafts_total"), drafted, accepted)

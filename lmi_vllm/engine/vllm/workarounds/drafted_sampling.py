@@ -1,4 +1,4 @@
-"""On a CPU, drafts of a sampled request are checked with numbers that nobody wrote.
+"""On a CPU, drafts of a sampled request are checked with numbers that were never written.
 
 `expanded`: a request's temperature, top_k and top_p are repeated for each of its drafts. vLLM's CPU
 kernel writes them into a copy of the result, which stays what the memory held before.
@@ -13,35 +13,36 @@ May go: each when the test of its row fails, which is of plain vLLM.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
-def expanded(_: object) -> Callable[..., torch.Tensor]:
+def expanded(_: object) -> "Callable[..., Tensor]":
     """Return what repeats a value of each request for every draft of it."""
 
     def expand(
-        x: torch.Tensor,
-        cu_num_tokens: torch.Tensor,
+        x: "Tensor",
+        cu_num_tokens: "Tensor",
         num_tokens: int,
         replace_from: float = 0,
         replace_to: float = 0,
-    ) -> torch.Tensor:
+    ) -> "Tensor":
         """As vLLM's `expand_batch_to_tokens`: `cu_num_tokens` are the sums of drafts until each."""
-        counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
+        counts = cu_num_tokens.diff(prepend=cu_num_tokens.new_zeros(1))
         values = x.masked_fill(x == replace_from, replace_to)
         return values.repeat_interleave(counts, output_size=num_tokens)
 
     return expand
 
 
-def top_k_of_any_number(apply: Any) -> Callable[..., torch.Tensor]:
+def top_k_of_any_number(apply: Any) -> "Callable[..., Tensor]":
     """Return what keeps the `k` likeliest tokens of each row, also where there is no row."""
 
-    def apply_top_k_only(logits: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    def apply_top_k_only(logits: "Tensor", k: "Tensor") -> "Tensor":
         """As vLLM's: rows of `logits` by the vocabulary, and `k` for each row."""
-        kept: torch.Tensor = apply(logits, k) if len(logits) else logits
+        kept: Tensor = apply(logits, k) if len(logits) else logits
         return kept
 
     return apply_top_k_only
