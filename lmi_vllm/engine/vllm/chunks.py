@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 from lmi_vllm.engine.vllm.adapters import BASE_ADAPTER_NAME
@@ -11,6 +12,9 @@ from lmi_vllm.telemetry.metrics import NOT_FINITE
 from lmi_vllm.telemetry.records import SequenceFigures
 
 logger = logging.getLogger(__name__)
+
+INCOMPLETE: Final = "\ufffd"  # what a tokenizer shows of a part of a character
+MOST_WAITING: Final = 16  # tokens of one character; with more the text is another than theirs
 
 MINUS_INFINITY: Final = -9999.0  # how vLLM writes a log probability of minus infinity in JSON
 
@@ -24,6 +28,7 @@ class ChunkMaker:
         self.special_ids = special_ids
         self.count = job.number("logprobs", 0)  # of each token's likeliest ones
         self._prompt_logprobs: tuple[TokenLogprob, ...] = ()
+        self._splitters: dict[int, TextSplitter] = {}
 
     def make(self, output: Any, completion: Any) -> GenerationChunk:
         """Return the chunk of one sequence in one of vLLM's outputs."""
@@ -31,7 +36,9 @@ class ChunkMaker:
             self._prompt_logprobs = _prompt_logprobs(output)
         return GenerationChunk(
             index=completion.index,
-            tokens=self.tokens(completion.token_ids, completion.text, completion.logprobs),
+            tokens=self.tokens(
+                completion.token_ids, completion.text, completion.logprobs, completion.index
+            ),
             text=completion.text,
             finish_reason=completion.finish_reason,
             stop_reason=self._stop_reason(completion),
@@ -41,10 +48,17 @@ class ChunkMaker:
         )
 
     def tokens(
-        self, ids: Sequence[int], text: str, logprobs: Sequence[Mapping[int, Any]] | None
+        self,
+        ids: Sequence[int],
+        text: str,
+        logprobs: Sequence[Mapping[int, Any]] | None,
+        index: int = 0,
     ) -> tuple[GeneratedToken, ...]:
-        """Return the tokens of a step with their texts, which together are this text."""
-        texts = self._token_texts(ids, text)
+        """Return the tokens of a step with their texts, which together are this text.
+
+        `index` says of which sequence they are, if the job has several.
+        """
+        texts = self._token_texts(ids, text, index)
         if logprobs is None:
             return tuple(
                 GeneratedToken(token, piece, is_special=token in self.special_ids)
@@ -68,25 +82,16 @@ class ChunkMaker:
             return None
         return reason
 
-    def _token_texts(self, ids: Sequence[int], text: str) -> list[str]:
-        """Split a step's text among its tokens; the texts together are the whole text.
-
-        Tokens may not decode one by one to the text: characters of several tokens, a stop string
-        that is cut off, text that is held back. Then the last token gets the remaining text.
-        """
-        if len(ids) <= 1:
-            return [text] * len(ids)
+    def _token_texts(self, ids: Sequence[int], text: str, index: int) -> list[str]:
+        if len(ids) == 1 and text and not self._splitters:
+            return [text]
         if not self._job.needs_token_texts:
-            return [""] * len(ids)
-        texts, rest = [], text
-        for token in ids[:-1]:
-            piece = self._tokenizer.decode([token], skip_special_tokens=True)
-            if piece and rest.startswith(piece):
-                rest = rest[len(piece) :]
-                texts.append(piece)
-            else:
-                texts.append("")
-        return [*texts, rest]
+            return [*[""] * (len(ids) - 1), text][: len(ids)]
+        splitter = self._splitters.get(index)
+        if splitter is None:
+            is_skipping = bool(self._job.sampling.get("skip_special_tokens", True))
+            splitter = self._splitters[index] = TextSplitter(self._tokenizer, is_skipping)
+        return splitter.split(ids, text)
 
     def _top(self, entry: Mapping[int, Any]) -> tuple[TokenLogprob, ...]:
         ranked = sorted(entry.items(), key=lambda item: item[1].rank or 0)
@@ -99,6 +104,53 @@ class ChunkMaker:
         """Return a token's text; a beam search does not decode it."""
         text: str | None = value.decoded_token
         return str(self._tokenizer.decode([token])) if text is None else text
+
+
+class TextSplitter:
+    """Splits the text of a sequence's steps among their tokens, as a stream of single tokens does.
+
+    A character of several tokens is the last one's text.
+    """
+
+    __slots__ = ("_decode", "_waiting")
+
+    def __init__(self, tokenizer: Any, is_skipping: bool) -> None:
+        # `is_skipping`: special tokens have no text.
+        self._decode = partial(tokenizer.decode, skip_special_tokens=is_skipping)
+        self._waiting: list[int] = []  # tokens whose text has not come yet
+
+    def split(self, ids: Sequence[int], text: str) -> list[str]:
+        """Return the text of each token; what cannot be told apart is the last one's.
+
+        That is the rest before a stop string, or text that vLLM holds back.
+        """
+        if len(ids) == 1:
+            self._waiting = [] if text else [*self._waiting, *ids]
+            return [text]
+        texts = []
+        rest = text
+        for token in ids:
+            self._waiting.append(token)
+            piece = self._beginning(rest) if len(self._waiting) <= MOST_WAITING else ""
+            texts.append(piece)
+            rest = rest[len(piece) :]
+        if rest:
+            texts[-1:] = [text_ + rest for text_ in texts[-1:]]
+            self._waiting.clear()
+        return texts
+
+    def _beginning(self, text: str) -> str:
+        """Return what the waiting tokens stand for, if the text begins so; they wait no longer.
+
+        A tokenizer may leave out the space before the first word of what it decodes.
+        """
+        piece: str = self._decode(self._waiting)
+        if piece.endswith(INCOMPLETE):
+            return ""
+        found = next((one for one in (piece, f" {piece}") if text.startswith(one)), None)
+        if found is not None:
+            self._waiting.clear()
+        return found or ""
 
 
 class VllmSequence:
