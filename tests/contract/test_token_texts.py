@@ -90,9 +90,9 @@ def test_texts_are_those_of_single_tokens(text: str, is_skipping: bool, most: in
 def test_first_word_of_what_is_decoded_keeps_its_space() -> None:
     """A tokenizer as of Llama 2 leaves it out: each token's text was empty but the last one's."""
     tokenizer = sentence_piece()
-    ids = [400, 401, 302, 308, 400, 401, 0xE6, 0x97, 0xA5, 300, 303, 400]
+    ids = [400, 401, 302, 308, 400, 401, 0xE6, 0x97, 0xA5, 303, 400]
     expected = list(one_by_one(tokenizer, [301, *ids], is_skipping=True))
-    assert expected == [" Par", "is", "b", "h", " Par", "is", "", "", "日", "", " c", " Par"]
+    assert expected == [" Par", "is", "b", "h", " Par", "is", "", "", "日", "c", " Par"]
     assert in_steps(tokenizer, ids, expected, most=1000, is_skipping=True) == expected
 
 
