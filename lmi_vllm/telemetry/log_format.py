@@ -2,10 +2,12 @@
 
 import functools
 import importlib
+import inspect
 import io
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from types import MappingProxyType
@@ -64,9 +66,9 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
-        time = datetime.fromtimestamp(record.created, UTC)
+        created = datetime.fromtimestamp(record.created, UTC)
         line: dict[str, object] = {
-            "time": time.isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z",
+            "time": created.isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z",
             "level": record.levelname,
             "logger": record.name,
             "pid": record.process,
@@ -90,29 +92,44 @@ def chosen_format(asked: str, stream: TextIO) -> Format:
 
 
 class BarLines(io.TextIOBase):
-    """Where a progress bar is drawn: each drawing is a line of the log."""
+    """Where one progress bar is drawn: a line of the log now and then, and its last state."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, seconds: float) -> None:
         super().__init__()
-        self._logger = logging.getLogger(name)
+        self._seconds = seconds
+        self._begun = self._said = time.monotonic()
+        self._line = ""
 
     def write(self, text: str) -> int:
-        """Log what is drawn; returns its length."""
-        if line := text.replace(_UP, "").strip():
-            self._logger.info("%s", line)
+        """Take a drawing, or the end of the line after the last one; returns its length."""
+        self._line = text.replace(_UP, "").strip() or self._line
+        is_over = text == "\n"
+        now = time.monotonic()
+        if self._line and now - (self._begun if is_over else self._said) >= self._seconds:
+            logging.getLogger("tqdm").info("%s", self._line)
+            self._said, self._line = now, ""
         return len(text)
 
 
 @functools.cache
 def log_progress_bars(seconds: float = BAR_SECONDS) -> None:
-    """Have every progress bar of tqdm log a line now and then, where its caller says nothing else.
+    """Have every progress bar of tqdm on stderr log lines at most so often, and a shorter one none.
 
     A bar draws over its own line without ending it. The next record of the log would follow on that
     line, and be no JSON.
     """
     bar = importlib.import_module("tqdm.std").tqdm
-    drawn = {"file": BarLines("tqdm"), "ncols": 0, "mininterval": seconds, "delay": seconds}
-    bar.__init__ = functools.partialmethod(bar.__init__, **drawn)
+    plain = bar.__init__
+    signature = inspect.signature(plain)
+
+    def __init__(*arguments: object, **named: object) -> None:
+        given = signature.bind(*arguments, **named)
+        if given.arguments.get("file") in (None, sys.stderr):
+            given.arguments |= {"file": BarLines(seconds), "ncols": 0}
+            given.arguments |= {"mininterval": seconds, "delay": seconds}
+        plain(*given.args, **given.kwargs)
+
+    bar.__init__ = __init__
 
 
 def configure_logging(

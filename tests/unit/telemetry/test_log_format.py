@@ -10,6 +10,7 @@ import pytest
 
 from lmi_vllm.config.secrets import mask_urls
 from lmi_vllm.telemetry.log_format import (
+    BarLines,
     JsonFormatter,
     TextFormatter,
     chosen_format,
@@ -95,45 +96,84 @@ def test_no_line_shows_the_login_of_a_url(
     assert "http://***@h:1/" in text
 
 
+class Seconds:
+    """Stands for the module `time`: a clock that is set."""
+
+    now = 100.0
+
+    def monotonic(self) -> float:
+        """Return the time that was set."""
+        return self.now
+
+
 @pytest.fixture
-def bars(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return tqdm's class, whose bars are logged at every step; restored afterwards."""
+def clock(monkeypatch: pytest.MonkeyPatch) -> Seconds:
+    """Return the clock of the lines of bars."""
+    seconds = Seconds()
+    monkeypatch.setattr("lmi_vllm.telemetry.log_format.time", seconds)
+    return seconds
+
+
+@pytest.fixture
+def bar(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return tqdm's class with its bars in the log; restored afterwards."""
     std = pytest.importorskip("tqdm.std")
     monkeypatch.setattr(std.tqdm, "__init__", std.tqdm.__init__)
-    log_progress_bars.__wrapped__(0)
+    log_progress_bars.__wrapped__(getattr(request, "param", 10))
     return std.tqdm
 
 
 def test_a_progress_bar_is_lines_of_the_log(
-    bars: Any, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+    clock: Seconds, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its own line would have no end, and the next record would follow on it. Bars in bars, too."""
+    """At most one in ten seconds, and the last state; a bar below another one has its own."""
+    lines = BarLines(10)
     with caplog.at_level(logging.INFO):
-        for _ in bars(range(2), desc="outer"):
-            list(bars(range(2), desc="shards", bar_format="{desc} {bar}\n"))
-    assert capfd.readouterr() == ("", "")
-    lines = [record.getMessage() for record in caplog.records]
+        for second in range(25):
+            clock.now = 100.0 + second
+            lines.write(f"\r\x1b[Ashards: {second}/25   ")
+        lines.write("\n")
+        lines.write("\n")
+    assert [record.getMessage() for record in caplog.records] == [
+        "shards: 10/25", "shards: 20/25", "shards: 24/25",
+    ]  # fmt: skip
     assert {record.name for record in caplog.records} == {"tqdm"}
-    assert {line.partition(" [")[0] for line in lines} == {
-        f"{name}:{share} {step}/2"
-        for name in ("outer", "shards")
-        for share, step in (("   0%", 0), ("  50%", 1), (" 100%", 2))
-    }
 
 
+@pytest.mark.parametrize("bar", [0], indirect=True)
+def test_a_bar_says_what_it_counts(bar: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Without the picture of a bar, whatever form the caller asks for."""
+    with caplog.at_level(logging.INFO):
+        list(bar(range(2), "shards", bar_format="{desc} {bar}\n"))
+    lines = {record.getMessage().partition(" [")[0] for record in caplog.records}
+    assert lines == {"shards:   0% 0/2", "shards:  50% 1/2", "shards: 100% 2/2"}
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"mininterval": 0, "delay": 0}, {"file": sys.stderr}, {"leave": False}]
+)
 def test_a_short_progress_bar_has_no_line(
-    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, Any],
+    bar: Any,
     caplog: pytest.LogCaptureFixture,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """Many take a second or two. One that a caller sends elsewhere is left to it."""
-    std = pytest.importorskip("tqdm.std")
-    monkeypatch.setattr(std.tqdm, "__init__", std.tqdm.__init__)
-    log_progress_bars.__wrapped__()
-    elsewhere = io.StringIO()
+    """Many take a second or two, also those whose caller wants them drawn more often."""
+    if "file" in options:
+        options = {"file": sys.stderr}  # of this test
     with caplog.at_level(logging.INFO):
-        list(std.tqdm(range(3), desc="short"))
-        list(std.tqdm(range(3), desc="own", file=elsewhere, delay=0, mininterval=0))
+        one = bar(range(3), "short", **options)
+        for step in one:
+            one.set_postfix(step=step)  # draws at once
     assert not caplog.records
     assert capfd.readouterr() == ("", "")
-    assert "own" in elsewhere.getvalue()
+
+
+def test_a_bar_that_is_sent_elsewhere_stays_there(
+    bar: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By name or by place, as tqdm takes it."""
+    elsewhere = io.StringIO()
+    list(bar(range(3), "own", 3, True, elsewhere))
+    assert "own: 100%" in elsewhere.getvalue()
+    assert not caplog.records
