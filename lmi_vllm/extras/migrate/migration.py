@@ -334,14 +334,17 @@ def _replacement_of_setting(setting: Setting, why: str, *, is_used: bool) -> Rep
         key = f"{FILE_PREFIX}{setting.targets[0]}"
     server = _SERVER_ROWS.get(setting.name)
     if server is not None and FILE not in server.written:
-        return variable(f"{SERVING_PREFIX}{setting.name.upper()}", as_text(setting.value), why)
-    return Replacement(key, as_text(setting.value), why)
+        return variable(f"{SERVING_PREFIX}{setting.name.upper()}", as_text(setting), why)
+    return Replacement(key, as_text(setting), why)
 
 
-def as_text(value: object) -> str:
-    """Return `value` as it is written in a properties file."""
+def as_text(setting: Setting) -> str:
+    """Return the setting's value as it is written in a properties file."""
+    value = setting.value
     if value is None:
         return "None"
+    if setting.name == "env" and isinstance(value, dict):  # the only pairs that are no JSON
+        return ",".join(f"{name}={text}" for name, text in value.items())
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, dict | list):

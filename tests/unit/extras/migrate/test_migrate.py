@@ -290,6 +290,19 @@ def test_lmi_refused_option_is_written_nowhere(migrated: Migrate, tmp_path: Path
     assert "re-quantize" in refused["why"]
 
 
+@pytest.mark.parametrize("form", ["properties", "variables"])
+def test_pairs_of_env_are_read_back(form: str) -> None:
+    """`option.env` is the one mapping that is not written as JSON."""
+    text = "option.model_id=a/b\noption.env=A=1,B=x=2\n"
+    migration = migrate_lmi({}, parse_properties(text))
+    if form == "properties":
+        assert as_properties(migration.properties) == text
+        again = load_settings({}, extra_properties=parse_properties(text))
+    else:
+        again = load_settings(as_variables(migration)[0])
+    assert (again.errors, again.model.env) == ((), {"A": "1", "B": "x=2"})
+
+
 def test_built_in_handler_needs_no_name(migrated: Migrate, tmp_path: Path) -> None:
     """LMI's own handlers are what runs anyway: no `None` is written as if it were one."""
     file = tmp_path / "serving.properties"
