@@ -12,6 +12,7 @@ from lmi_vllm.errors import ConfigurationError
 from lmi_vllm.extras.migrate.migration import (
     Migration,
     SourceServer,
+    Step,
     StepOutcome,
     as_properties,
     as_variables,
@@ -55,6 +56,8 @@ def run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
     migration = _migrate(server, variables, file, flags)
     if arguments.output:
         Path(arguments.output).write_text(as_properties(migration.properties), encoding="utf-8")
+    if arguments.format == "environment":
+        _refuse_line_breaks(migration)
     formats = {"json": _as_json, "environment": _as_environment, "text": _as_text}
     write_answer(formats[arguments.format](migration))
     return 0 if migration.is_complete else 2
@@ -98,7 +101,7 @@ def _read_environment(path: str) -> dict[str, str]:
         raise ConfigurationError([f"{path} cannot be read: {error.strerror}"]) from error
     if text.lstrip().startswith("{"):
         return {str(name): str(value) for name, value in json.loads(text).items()}
-    lines = (line.strip().removeprefix("export ") for line in text.splitlines())
+    lines = (line.strip().removeprefix("export ") for line in text.split("\n"))
     pairs = (line.partition("=") for line in lines if line and not line.startswith("#"))
     return {name.strip(): _unquoted(value) for name, _, value in pairs}
 
@@ -129,10 +132,10 @@ def _as_json(migration: Migration) -> str:
 def _as_text(migration: Migration) -> str:
     """Return serving.properties, the variables beside it, and the report as comments."""
     lines = [f"# serving.properties, migrated from {migration.server}"]
-    lines += as_properties(migration.properties).splitlines()
+    lines += _lines(as_properties(migration.properties))
     if migration.environment:
         lines += ["", "# environment variables, to be set beside it:"]
-        lines += [f"#   {name}={shlex.quote(text)}" for name, text in migration.environment.items()]
+        lines += [f"#   {name}={_quoted(text)}" for name, text in migration.environment.items()]
     return "\n".join([*lines, *_report(migration)])
 
 
@@ -140,11 +143,40 @@ def _as_environment(migration: Migration) -> str:
     """Return variables as `docker --env-file` takes them, and the report as comments."""
     variables, rest = as_variables(migration)
     lines = [f"# environment, migrated from {migration.server}"]
-    lines += [f"{name}={text}" for name, text in variables.items()]
+    lines += [f"{name}={text}" for name, text in variables.items() if not _has_line_break(text)]
+    rest |= {key: text for key, text in migration.properties.items() if _has_line_break(text)}
     if rest:
         lines += ["", "# for serving.properties, where alone it can stand:"]
-        lines += [f"#   {line}" for line in as_properties(rest).splitlines()]
+        lines += [f"#   {line}" for line in _lines(as_properties(rest))]
     return "\n".join([*lines, *_report(migration)])
+
+
+def _refuse_line_breaks(migration: Migration) -> None:
+    """Report each value that a file of variables cannot hold: one line is one variable there."""
+    for key, text in {**migration.properties, **migration.environment}.items():
+        if _has_line_break(text):
+            is_option = key in migration.properties
+            advice = "write it in serving.properties" if is_option else "set it in another way"
+            why = f"a file of variables holds no line break; {advice}"
+            migration.steps.append(Step(StepOutcome.REFUSED, key, why=why))
+
+
+def _has_line_break(text: str) -> bool:
+    """Whether properties files and files of variables end a line inside `text`."""
+    return "\n" in text or "\r" in text
+
+
+def _lines(properties: str) -> list[str]:
+    """Return the lines of a properties file; unlike for `str`, U+2028 and the like end none."""
+    return properties.split("\n")[:-1]
+
+
+def _quoted(text: str) -> str:
+    """Return `text` as a shell reads it, on one line."""
+    if not _has_line_break(text):
+        return shlex.quote(text)
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"$'{escaped}'".replace("\n", "\\n").replace("\r", "\\r")
 
 
 def _report(migration: Migration) -> list[str]:
@@ -157,5 +189,6 @@ def _report(migration: Migration) -> list[str]:
         for step in steps:
             becomes = f" -> {step.becomes}" if step.becomes else ""
             why = f" ({' '.join(step.why.split())})" if step.why else ""
-            lines.append(f"#   {step.source}{becomes}{why}")
+            line = f"{step.source}{becomes}{why}"
+            lines.append("#   " + "\\n".join(line.splitlines()))  # or the rest were settings
     return lines

@@ -303,6 +303,57 @@ def test_pairs_of_env_are_read_back(form: str) -> None:
     assert (again.errors, again.model.env) == ((), {"A": "1", "B": "x=2"})
 
 
+BREAKS = ("\n", "\r", "\r\n", "\u2028")
+
+
+@pytest.mark.parametrize("end", BREAKS, ids=ascii)
+def test_line_break_in_a_value_sets_nothing(end: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither in the settings nor in the comments: the rest of the value stays part of it."""
+    template = f"{{{{ a }}}}{end}option.max_model_len=7{end}{{{{ b }}}}"
+    environ = {"MODEL_ID": "a/b", "CORS_ALLOW_ORIGIN": f"a{end}option.max_model_len=8"}
+    parser = argparse.ArgumentParser()
+    migrate.add_arguments(parser)
+    migrate.run(parser.parse_args([]), environ)
+    migrate.run(parser.parse_args(["--", "a/b", "--chat-template", template]), {})
+    keys = parse_properties(capsys.readouterr().out).by_key()
+    assert keys["option.chat_template"].value == template
+    assert "option.max_model_len" not in keys
+
+
+@pytest.mark.parametrize("end", BREAKS, ids=ascii)
+def test_file_of_variables_has_no_line_break(
+    end: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """What cannot stand in one is refused by name; all other text is read back as it is."""
+    text = f"a{end}OPTION_MAX_MODEL_LEN=7"
+    given, written = tmp_path / "given.json", tmp_path / "written.env"
+    given.write_text(json.dumps({"OPTION_MODEL_ID": "a/b", "OPTION_CHAT_TEMPLATE": text}))
+    parser = argparse.ArgumentParser()
+    migrate.add_arguments(parser)
+    words = ["--format", "environment", "--environment"]
+    code = migrate.run(parser.parse_args([*words, str(given)]), {})
+    output = capsys.readouterr().out
+    written.write_text(output)
+    variables = migrate._read_environment(str(written))
+    assert variables.pop("OPTION_MODEL_ID") == "a/b"
+    if end == "\u2028":
+        assert (code, variables) == (0, {"OPTION_CHAT_TEMPLATE": text})
+        return
+    assert (code, variables) == (2, {})
+    assert "option.chat_template (a file of variables holds no line break; write it in" in output
+
+
+def test_variable_with_a_line_break_is_quoted_for_a_shell(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """On one line, because it stands in a comment."""
+    environ = {"MODEL_ID": "a/b", "CORS_ALLOW_ORIGIN": "it's\n\\n"}
+    parser = argparse.ArgumentParser()
+    migrate.add_arguments(parser)
+    migrate.run(parser.parse_args([]), environ)
+    assert "\n#   SERVING_CORS_ALLOWED_ORIGIN=$'it\\'s\\n\\\\n'\n" in capsys.readouterr().out
+
+
 def test_built_in_handler_needs_no_name(migrated: Migrate, tmp_path: Path) -> None:
     """LMI's own handlers are what runs anyway: no `None` is written as if it were one."""
     file = tmp_path / "serving.properties"
