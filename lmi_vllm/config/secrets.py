@@ -10,7 +10,19 @@ _SECRET_WORDS: Final = frozenset(
     | {"credential", "passwd", "apikey", "authtoken"}  # as other tools spell them
 )
 _OF_THE_MODEL: Final = re.compile(
-    r"per_token$|_token_threshold|adapter_token$|_token_ids$|token_lane$|header_key$"
+    r"(?:^|_)per_token(?:$|_)|_token_(?:threshold|ids?$|index$|prob$|budgets$|dropout$)|"
+    r"max_token_num$|adapter_token$|token_lane$|header_key$|^pass_config$|"
+    r"(?:^|_)key_(?:value_(?:attention_)?(?:heads|groups)|heads?|dim|multiplier)(?:$|_)"
+)
+# The name of a JSON member and its colon; without quotes, too, as in what people type.
+_MEMBER: Final = re.compile(
+    r"""(?:(?P<quote>["'])(?P<quoted>[^"'\\]{1,100})(?P=quote)|[{,]\s*(?P<bare>[\w.-]{1,100}))\s*:\s*"""
+)
+_STRING: Final = r"""(?:"(?:[^"\\]|\\.)*(?:"|$)|'(?:[^'\\]|\\.)*(?:'|$))"""
+_PART_OF_VALUE: Final = re.compile(rf"{_STRING}|[\[\]{{}}]", re.DOTALL)
+# A text with what follows it by mistake, or a number and other text without quotes.
+_PLAIN_VALUE: Final = re.compile(
+    rf"(?!(?:true|false|null)\b)(?:{_STRING}[^,}}\]]*|(?:(?!,\s*[\"'])[^}}\]\n])+)", re.DOTALL
 )
 _URL_LOGIN: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)[^/@\s\"']+@")
 _URL_SIGNATURE: Final = re.compile(
@@ -23,8 +35,8 @@ _URL_SIGNATURE: Final = re.compile(
 def is_secret(name: str) -> bool:
     """Whether `name` has a secret's word as a whole word (`hf_token`, not `max_tokens`).
 
-    `..._per_token`, `..._token_threshold` and `max_...` refer to the model's tokens,
-    `..._header_key` of a header's name.
+    Some names have the word and are of the model: `..._per_token`, `pad_token_id`,
+    `num_key_value_heads`. `..._header_key` is the name of a header.
     """
     if _OF_THE_MODEL.search(name.lower()):
         return False
@@ -58,20 +70,51 @@ def mask_text(name: str, text: str) -> str:
     if is_secret(name):
         return MASK
     if name == "env":
-        return ",".join(_mask_pair(pair) for pair in text.split(","))
+        return _mask_pairs(_mask_members(text))
     return mask_urls(_mask_members(text))
 
 
 def _mask_members(text: str) -> str:
     """`text` with JSON members of secret names hidden, even if it is no valid JSON."""
-    return re.sub(
-        r"(\"([A-Za-z0-9_.-]+)\"\s*:\s*)\"(?:[^\"\\]|\\.)*\"?",
-        lambda match: f'{match[1]}"{MASK}"' if is_secret(match[2]) else match[0],
-        text,
-    )
+    parts, position = [], 0
+    while match := _MEMBER.search(text, position):
+        parts.append(text[position : match.end()])
+        position = match.end()
+        is_hidden = is_secret(match["quoted"] or match["bare"])
+        end = _end_of_value(text, position) if is_hidden else position
+        if end > position:
+            parts.append(f'"{MASK}"')
+            position = end
+    return "".join([*parts, text[position:]])
 
 
-def _mask_pair(pair: str) -> str:
-    """One NAME=value of `option.env`, hidden if the name is secret."""
-    name, separator, value = pair.partition("=")
-    return f"{name}{separator}{MASK if is_secret(name.strip()) else mask_urls(value)}"
+def _end_of_value(text: str, start: int) -> int:
+    """Where the JSON value at `start` ends; at `start` for one that may be shown.
+
+    A list or an object that is never closed goes to the end of the text.
+    """
+    depth = 0
+    for match in _PART_OF_VALUE.finditer(text, start) if text[start : start + 1] in "[{" else ():
+        depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(match[0], 0)
+        if depth == 0:
+            return match.end()
+    if depth:
+        return len(text)
+    found = _PLAIN_VALUE.match(text, start)
+    return found.end() if found else start
+
+
+def _mask_pairs(text: str) -> str:
+    """The pairs of `option.env`, those of secret names hidden.
+
+    A part without a name is what follows a comma in the value before it.
+    """
+    pairs, is_hidden = [], False
+    for part in text.split(","):
+        name, separator, value = part.partition("=")
+        if separator:
+            is_hidden = is_secret(name.strip())
+            pairs.append(f"{name}={MASK if is_hidden else mask_urls(value)}")
+        else:
+            pairs.append(MASK if is_hidden else mask_urls(part))
+    return ",".join(pairs)
