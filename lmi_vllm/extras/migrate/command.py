@@ -118,7 +118,7 @@ def _as_json(migration: Migration) -> str:
     """Return the migration as one JSON object."""
     steps = [
         {"outcome": step.outcome, "source": step.source, "becomes": step.becomes, "why": step.why}
-        for step in migration.steps
+        for step in migration.shown_steps
     ]
     document = {
         "from": migration.server,
@@ -183,7 +183,7 @@ def _report(migration: Migration) -> list[str]:
     """Return the lines of the report (mapped, approximated, refused) as comments."""
     lines: list[str] = []
     for outcome in StepOutcome:
-        steps = [step for step in migration.steps if step.outcome == outcome]
+        steps = [step for step in migration.shown_steps if step.outcome == outcome]
         if steps:
             lines += ["", f"# {outcome}"]
         for step in steps:

@@ -13,7 +13,7 @@ from lmi_vllm.config.options import ENVIRONMENT_SETTINGS, all_rows
 from lmi_vllm.config.options.row import ENV, FILE, EffectWord
 from lmi_vllm.config.parsers import words
 from lmi_vllm.config.properties import PropertiesFile, parse_properties
-from lmi_vllm.config.secrets import is_secret, mask_text, mask_value
+from lmi_vllm.config.secrets import is_secret, mask_text
 from lmi_vllm.config.setting import FILE_PREFIX, Sentence, Setting
 from lmi_vllm.config.value_rules import EMBEDDING_ENGINES
 from lmi_vllm.config.variable_names import (
@@ -134,17 +134,29 @@ class Migration:
         self.steps.append(Step(outcome, source, becomes, replacement.why))
 
     def _write(self, key: str, text: str, kind: OriginKind) -> str:
-        """Set `key`; a secret is never copied, the text for the report has its new name alone."""
-        if is_secret(key) and not key.endswith("_FILE"):
+        """Set `key`; a value with a secret is never copied, the report has its new name alone."""
+        shown = mask_text(key.removeprefix(FILE_PREFIX), text)
+        if shown != text and not key.endswith("_FILE"):
             return f"{key} (set it to the same value)"
         (self.environment if kind is OriginKind.VARIABLE else self.properties)[key] = text
-        return f"{key}={mask_text(key.removeprefix(FILE_PREFIX), text)}"
+        return f"{key}={shown}"
 
     def default(self, key: str, text: str, why: str) -> None:
         """Set `key` where the source leaves it to a default that differs from ours."""
         if key not in self.properties:
             self.properties[key] = text
             self.steps.append(Step(StepOutcome.MAPPED, "(default)", f"{key}={text}", why))
+
+    @property
+    def shown_steps(self) -> list[Step]:
+        """The steps without the secrets of URLs and JSON that a reason quotes."""
+        return [
+            Step(
+                step.outcome,
+                *(mask_text("", part) for part in (step.source, step.becomes, step.why)),
+            )
+            for step in self.steps
+        ]
 
     @property
     def is_complete(self) -> bool:
@@ -315,7 +327,7 @@ def _as_written(setting: Setting, text: str | None) -> str:
     if text is None:
         return setting.stated
     name = setting.written or setting.name
-    return f"{name}={mask_value(setting.name, text)} ({setting.origin})"
+    return f"{name}={mask_text(setting.name, text)} ({setting.origin})"
 
 
 def _replacement_of_setting(setting: Setting, why: str, *, is_used: bool) -> Replacement:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from lmi_vllm.config.secrets import mask_text
+from lmi_vllm.config.secrets import is_secret, mask_text
 from lmi_vllm.config.variable_names import closest
 from lmi_vllm.config.vllm_schema import VllmArgument, coerce, load_release
 
@@ -67,7 +67,8 @@ def _is_number(word: str) -> bool:
 def _flag(written: str, texts: list[str]) -> Flag:
     """Return one parsed flag; `problem` is set where vLLM has none of that name."""
     name, _, key = written.lstrip("-").replace("-", "_").partition(".")
-    source = " ".join([written, *(mask_text(name, text) for text in texts)])
+    secret = next(filter(is_secret, key.split(".")), name)
+    source = " ".join([written, *(mask_text(secret, text) for text in texts)])
     argument = _find(written, name)
     if argument is None and name.startswith("no_"):
         argument = _find("", name.removeprefix("no_"))

@@ -204,6 +204,51 @@ def test_secrets_are_never_copied(migrated: Migrate) -> None:
     assert "LMI_API_KEY" in json.dumps(document)
 
 
+LEFT_OUT = (  # variables or flags, the key that is to be set again
+    ({"OPTION_ENV": "MY_TOKEN=s3cret,B=1"}, "option.env"),
+    ({"OPTION_ENV": "MY_TOKEN=a,s3cret"}, ""),  # it cannot be read
+    ({"OPTION_MODEL_ID": "https://u:s3cret@h/x"}, "option.model_id"),
+    ({"OPTION_KV_TRANSFER_CONFIG": '{"kv_role": "kv_both", "secret": "s3cret"}'},
+     "option.kv_transfer_config"),
+    ({"MODEL_ID": "https://u:s3cret@h/x"}, "option.model_id"),
+    ({"MODEL_ID": "a/b", "OTLP_ENDPOINT": "http://u:s3cret@h"}, "OTEL_EXPORTER_OTLP_ENDPOINT"),
+    ({"MODEL_ID": "a/b", "LORA_ADAPTERS": "x=https://u:s3cret@h/y"}, ""),
+    ({"MODEL_ID": "a/b", "TOKENIZER_CONFIG_PATH": "https://u:s3cret@h/y"}, ""),
+    ({"MODEL_ID": "a/b", "SPECULATE": "https://u:s3cret@h/y"}, ""),
+    (["https://u:s3cret@h/x"], "option.model_id"),
+    (["a/b", "--lora-modules", "x=https://u:s3cret@h/y"], ""),
+    (["a/b", "--hf-overrides.token", "s3cret"], "option.hf_overrides"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("given", "key"), LEFT_OUT, ids=str)
+@pytest.mark.parametrize("form", ["text", "environment", "json"])
+def test_value_with_a_secret_is_left_out(
+    given: dict[str, str] | list[str],
+    key: str,
+    form: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    """It is in no form of the result, and the report says what to set again."""
+    target = tmp_path / "serving.properties"
+    parser = argparse.ArgumentParser()
+    migrate.add_arguments(parser)
+    flags = ["--", *given] if isinstance(given, list) else []
+    words = ["--format", form, "--output", str(target), *flags]
+    migrate.run(parser.parse_args(words), given if isinstance(given, dict) else {})
+    output = capsys.readouterr().out
+    assert "s3cret" not in output + target.read_text()
+    assert not key or f"{key} (set it to the same value)" in output
+    assert not key or key not in parse_properties(target.read_text()).by_key()
+
+
+def test_model_in_a_url_with_a_login_is_no_error(migrated: Migrate) -> None:
+    """What is left out is not missing: it is set beside the file."""
+    assert migrated({"MODEL_ID": "https://u:s3cret@h/x"})[0] == 0
+    assert migrated({}, "--", "https://u:s3cret@h/x")[0] == 0
+
+
 @pytest.mark.parametrize("name", ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "OPTION_HF_TOKEN"])
 def test_secret_of_lmi_is_named_as_left_out(name: str, migrated: Migrate) -> None:
     """A token is not copied, and the report says that it has to be set again."""
