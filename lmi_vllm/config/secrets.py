@@ -24,10 +24,12 @@ _PART_OF_VALUE: Final = re.compile(rf"{_STRING}|[\[\]{{}}]", re.DOTALL)
 _PLAIN_VALUE: Final = re.compile(
     rf"(?!(?:true|false|null)\b)(?:{_STRING}[^,}}\]]*|(?:(?!,\s*[\"'])[^}}\]\n])+)", re.DOTALL
 )
-_URL_LOGIN: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)[^/@\s\"']+@")
+# Up to the last @ before the path; or over a slash in a password (the bound keeps long lines fast),
+# where what follows the colon is no port.
+_URL_LOGIN: Final = re.compile(r"""://(?:[^/\s"']+@|[^/@:\[\s"']*:(?!\d{1,5}/)[^\s"']{1,500}@)""")
 _URL_SIGNATURE: Final = re.compile(
-    r"([?&](?:x-amz-signature|x-amz-credential|x-amz-security-token|signature|sig|token|"
-    r"awsaccesskeyid|key|api_key|access_token)=)[^&\s\"']+",
+    r"([?&](?:x-[a-z]{2,9}-(?:signature|credential|security-token)|signature|sig|token|"
+    r"awsaccesskeyid|key|api_key|apikey|access_token|password|secret)=)[^&\s\"']+",
     re.IGNORECASE,
 )
 
@@ -46,7 +48,7 @@ def is_secret(name: str) -> bool:
 def mask_urls(text: str) -> str:
     """`text` with logins and signatures in URLs hidden."""
     if "://" in text:  # every line of the log is checked, and few have a URL
-        text = _URL_LOGIN.sub(rf"\1{MASK}@", text)
+        text = _URL_LOGIN.sub(f"://{MASK}@", text)
     return _URL_SIGNATURE.sub(rf"\1{MASK}", text) if "?" in text or "&" in text else text
 
 

@@ -1,9 +1,11 @@
 """The rule that keeps secrets out of logs, `explain` and errors, for text of every form."""
 
+import time
+
 import pytest
 
 from lmi_vllm.config.load import load_settings
-from lmi_vllm.config.secrets import is_secret, mask_text
+from lmi_vllm.config.secrets import is_secret, mask_text, mask_urls
 from lmi_vllm.translate.arguments import translate_start
 from lmi_vllm.translate.devices import Devices
 from lmi_vllm.translate.explain import FORMATS, explain
@@ -84,3 +86,41 @@ def test_no_message_shows_a_secret(name: str, text: str) -> None:
     shown = FORMATS["json"](explanation)
     assert name in shown
     assert "s3cret" not in shown
+
+
+URLS = (  # text, as it is shown
+    ("s3://u:s3cret@b/p", "s3://***@b/p"),
+    ("http://u:s3@cret@h:80/p@1", "http://***@h:80/p@1"),
+    ("http://u:s3/cret@h/p", "http://***@h/p"),
+    ("http://:s3/cret@h/p", "http://***@h/p"),
+    ("gs://b/p?X-Goog-Signature=s3cret&a=1", "gs://b/p?X-Goog-Signature=***&a=1"),
+    ("/p?x-oss-security-token=s3cret", "/p?x-oss-security-token=***"),
+    ("/p?a=1&password=s3cret", "/p?a=1&password=***"),
+)
+
+
+@pytest.mark.parametrize(("text", "shown"), URLS)
+def test_secret_in_a_url_is_hidden(text: str, shown: str) -> None:
+    """Also where the login was not encoded as it should be."""
+    assert mask_urls(f"a@b: {text} a@b") == f"a@b: {shown} a@b"
+
+
+HARMLESS = (
+    "http://127.0.0.1:8080/a@b", "http://[::1]:8080/a@b", "https://h/@scope/p", "s3://b/x:y@z",
+    "https://h/a?b=c&keys=d", "file:///a:b@c", "http://h:80 a@b", "http://h: u/x@y",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("text", HARMLESS)
+def test_url_without_a_secret_is_shown(text: str) -> None:
+    """An @ in a path is no login, and a port is no password."""
+    assert mask_urls(text) == text
+
+
+@pytest.mark.parametrize("part", ["://a:b/", "://", "a", "://a:", "://@", "?", "&x-a-"])
+def test_long_line_is_masked_fast(part: str) -> None:
+    """Every line of the log is checked: the time grows with its length alone."""
+    text = "://" + part * (200_000 // len(part))
+    start = time.perf_counter()
+    mask_urls(text)
+    assert time.perf_counter() - start < 2
