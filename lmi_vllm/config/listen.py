@@ -130,7 +130,7 @@ def api_keys(server: ServerOptions) -> tuple[str, ...]:
     keys = [key for key in (server.lmi_api_key, server.vllm_api_key) if key]
     if path := server.lmi_api_key_file:
         try:
-            lines = Path(path).read_text(encoding="utf-8").splitlines()
+            lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "the file is no UTF-8 text"
             raise StartupError(f"LMI_API_KEY_FILE {path}: {reason}") from error

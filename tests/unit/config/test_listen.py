@@ -97,13 +97,21 @@ def test_every_place_of_a_key_counts(tmp_path: Path) -> None:
     assert api_keys(empty.server) == ()
 
 
+def test_byte_order_mark_is_no_part_of_a_key(tmp_path: Path) -> None:
+    """Editors on Windows write one; with it the first key matched no request."""
+    file = tmp_path / "keys"
+    file.write_text("first\nsecond\n", encoding="utf-8-sig")
+    server = load_settings({"LMI_API_KEY_FILE": str(file)}).server
+    assert api_keys(server) == ("first", "second")
+
+
 def test_none_is_a_key_like_others() -> None:
     """What unsets an option opens no server, and no folder."""
     server = load_settings({"LMI_API_KEY": "None", "LMI_ADAPTER_ROOTS": "None"}).server
     assert (api_keys(server), server.lmi_adapter_roots) == (("None",), "None")
 
 
-@pytest.mark.parametrize("content", [None, b"", b"\n \n", b"\xff"])
+@pytest.mark.parametrize("content", [None, b"", b"\n \n", b"\xff", b"\xef\xbb\xbf"])
 def test_file_without_a_key_ends_the_start(tmp_path: Path, content: bytes | None) -> None:
     """Missing, empty or unreadable as text."""
     file = tmp_path / "keys"
