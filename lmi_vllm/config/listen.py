@@ -20,6 +20,7 @@ from lmi_vllm.extension import extension
 INFERENCE: Final = "inference_address"
 MANAGEMENT: Final = "management_address"
 PROCESSES: Final = "LMI_FRONTEND_PROCESSES"
+_ADDRESS: Final = re.compile(r"(?:(https?)://)?(\[.+\]|[^:/\s]*)(?::(\d+))?/?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,16 +68,24 @@ class ListenPlan:
         return self.inference.is_tls or (self.management is not None and self.management.is_tls)
 
 
+def is_address(text: str) -> bool:
+    """Whether `read_address` can read it."""
+    return text.startswith("unix:") or _ADDRESS.fullmatch(text) is not None
+
+
 def read_address(text: str, name: str = INFERENCE) -> ListenAddress:
     """Return the address in `text`; the defaults are http and LMI's ports 8080 and 8081.
 
     With https LMI's default ports are 8443 and 8444.
+
+    Raises:
+        ValueError: it is no address; another one must never open instead.
     """
     if text.startswith("unix:"):
         return ListenAddress("unix", path=text.removeprefix("unix:"))
-    match = re.fullmatch(r"(?:(https?)://)?(\[.+\]|[^:/]*)(?::(\d+))?/?", text)
+    match = _ADDRESS.fullmatch(text)
     if match is None:
-        return ListenAddress("http", "127.0.0.1", 8080)
+        raise ValueError(f"{text} is no address")
     scheme, host, port = match.groups()
     first = (8443 if scheme == "https" else 8080) + (name == MANAGEMENT)
     return ListenAddress(

@@ -250,8 +250,11 @@ def pipeline_degree(text: str) -> int:
 
 def port(text: str) -> int:
     """A TCP port; 0 lets the system choose."""
-    number = count(text)
-    if number > 65535:  # noqa: PLR2004 - the largest TCP port
+    try:
+        number = whole_number(text)
+    except ValueError:
+        number = -1
+    if not 0 <= number <= 65535:  # noqa: PLR2004 - the largest TCP port
         raise ValueError("a port between 0 and 65535 is needed")
     return number
 

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Final
 
 from lmi_vllm.config import parsers as text_parsers
-from lmi_vllm.config.listen import ListenAddress, read_address
+from lmi_vllm.config.listen import ListenAddress, is_address, read_address
 from lmi_vllm.config.setting import CommandLine, Setting
 from lmi_vllm.messages import FRAMINGS, Origin, OriginKind
 
@@ -144,15 +144,15 @@ def resolve_address(
     host, port = parsed.host, parsed.port
     origins = []
     if command_line.host is not None:
-        host = command_line.host
+        host = _asked_host(command_line.host, fail)
         origins.append("--host")
     if command_line.port is not None:
-        port = command_line.port
+        port = _asked_port("--port", str(command_line.port), fail)
         origins.append("--port")
     elif environ.get("SAGEMAKER_BIND_TO_PORT"):
         origins.append("SAGEMAKER_BIND_TO_PORT")
-        port = _platform_port(environ["SAGEMAKER_BIND_TO_PORT"], fail)
-    address = ListenAddress(parsed.scheme, host.strip("[]") or "127.0.0.1", port).url()
+        port = _asked_port("SAGEMAKER_BIND_TO_PORT", environ["SAGEMAKER_BIND_TO_PORT"], fail)
+    address = ListenAddress(parsed.scheme, host, port).url()
     if not origins:
         return replace(configured, value=address)
     if len(origins) == 1 and configured.is_set:
@@ -161,9 +161,17 @@ def resolve_address(
     return replace(configured, value=address, origin=origin)
 
 
-def _platform_port(text: str, fail: Callable[[str], None]) -> int:
+def _asked_host(text: str, fail: Callable[[str], None]) -> str:
+    host = text.strip("[]") or "127.0.0.1"
+    if is_address(ListenAddress("http", host).url()):
+        return host
+    fail(f"--host={text} cannot be used: a host name or an IP address is needed")
+    return "127.0.0.1"
+
+
+def _asked_port(name: str, text: str, fail: Callable[[str], None]) -> int:
     try:
         return text_parsers.port(text)
     except ValueError as error:
-        fail(f"SAGEMAKER_BIND_TO_PORT={text} cannot be used: {error}")
+        fail(f"{name}={text} cannot be used: {error}")
         return 0

@@ -70,6 +70,28 @@ def test_listen_plan_flag_beats_unix() -> None:
     assert listen_plan(settings.server).inference == ListenAddress("http", HERE, 0)
 
 
+FLAGS = {
+    "a port that is too large": (
+        CommandLine(port=70000),
+        "--port=70000 cannot be used: a port between 0 and 65535 is needed",
+    ),
+    "a negative port": (
+        CommandLine(host="0.0.0.0", port=-5),
+        "--port=-5 cannot be used: a port between 0 and 65535 is needed",
+    ),
+    "a host with a path": (
+        CommandLine(host="here/there"),
+        "--host=here/there cannot be used: a host name or an IP address is needed",
+    ),
+}
+
+
+@pytest.mark.parametrize(("flags", "error"), FLAGS.values(), ids=FLAGS)
+def test_flags_that_name_no_address_are_refused(flags: CommandLine, error: str) -> None:
+    """No other port opens instead."""
+    assert load_settings({}, flags).errors == (error,)
+
+
 def test_console_setting_is_one_of_three() -> None:
     """Anything else is an error that says what is allowed."""
     (error,) = load_settings({"LMI_CONSOLE": "maybe"}).errors
