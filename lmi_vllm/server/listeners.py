@@ -115,7 +115,8 @@ def _groups(context: ListenerContext) -> tuple[RouteGroup, ...]:
 
 def reachable_url(url: str) -> str:
     """Return a URL that works from this machine, also for an address of all interfaces."""
-    return url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//127.0.0.1:")
+    # The event loop opens `::` for IPv6 alone.
+    return url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
 
 
 def curl_line(url: str, *, has_key: bool) -> str:
