@@ -1,6 +1,9 @@
 """One open port: its socket, its connections, and its application."""
 
 import asyncio
+import errno
+import os
+import socket
 import ssl
 from dataclasses import replace
 from functools import partial
@@ -57,6 +60,7 @@ class _Site(web.BaseSite):
             raise RuntimeError("the runner is not set up")
         connection = partial(ClientConnection, server, self._timeouts, loop=loop, access_log=None)
         if self._address.path:
+            _check_nothing_answers(self._address.path)
             self._server = await loop.create_unix_server(
                 connection, self._address.path, backlog=self._backlog
             )
@@ -138,6 +142,22 @@ async def _check_free(address: ListenAddress) -> None:
         raise _cannot_listen(address.url(), error) from error
     server.close()
     await server.wait_closed()
+
+
+def _check_nothing_answers(path: str) -> None:
+    """Raise OSError when a server has the socket file `path`: the event loop would replace it.
+
+    One that nothing answers on is left from a server that was killed.
+    """
+    with socket.socket(socket.AF_UNIX) as client:
+        client.setblocking(False)
+        try:
+            client.connect(path)
+        except (FileNotFoundError, ConnectionRefusedError):
+            return
+        except BlockingIOError:
+            pass  # a server that is too busy to accept is there, too
+    raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
 
 
 def _cannot_listen(url: str, error: OSError) -> StartupError:
