@@ -26,7 +26,7 @@ class OriginKind(StrEnum):
     HUB = "hub"  # HF_MODEL_ID, HF_REVISION, HF_TASK
     VARIABLE = "variable"  # an environment variable of the setting's own name
     ALIAS = "alias"  # an alias of the setting's variable
-    LATE = "late"  # a variable that counts only while the option is written nowhere else
+    LATE = "late"  # a variable that counts only while the option is set nowhere else
     DERIVED = "derived"  # computed from the model or the machine
 
 

@@ -21,7 +21,14 @@ from lmi_vllm.config.options import (
 )
 from lmi_vllm.config.options.row import CONFIG
 from lmi_vllm.config.properties import PropertiesFile
-from lmi_vllm.config.setting import FILE_PREFIX, CommandLine, Layers, RawValue, Report
+from lmi_vllm.config.setting import (
+    FILE_PREFIX,
+    UNSET_TEXTS,
+    CommandLine,
+    Layers,
+    RawValue,
+    Report,
+)
 from lmi_vllm.config.variable_names import (
     ARGUMENT_PREFIX,
     OPTION_PREFIX,
@@ -104,6 +111,10 @@ def _sources(**values: Iterable[RawValue]) -> tuple[RawSource, ...]:
     return tuple(RawSource(name, tuple(found)) for name, found in values.items())
 
 
+def _is_set(environ: Mapping[str, str], name: str) -> bool:
+    return environ.get(name, "") not in UNSET_TEXTS
+
+
 def _variable(
     environ: Mapping[str, str], name: str, kind: OriginKind, *keys: str
 ) -> Iterator[RawValue]:
@@ -152,9 +163,9 @@ def option_variables(environ: Mapping[str, str]) -> Iterator[RawValue]:
 
 
 def option_aliases(environ: Mapping[str, str]) -> Iterator[RawValue]:
-    """Each older name that stands for an `OPTION_*` variable which is unset or empty."""
+    """Each older name that stands for an `OPTION_*` variable which is unset."""
     for alias in ALIAS_VARIABLES:
-        if not alias.target.startswith(OPTION_PREFIX) or environ.get(alias.target):
+        if not alias.target.startswith(OPTION_PREFIX) or _is_set(environ, alias.target):
             continue
         key = option_key(alias.target)
         for raw in _variable(environ, alias.source, OriginKind.ALIAS, key):
@@ -168,7 +179,7 @@ def _late_variables(environ: Mapping[str, str]) -> Iterator[RawValue]:
     """Variables consulted only while their option is unset, or the alias that stands for one."""
     for name, option in LATE_VARIABLES:
         aliases = (alias.source for alias in ALIAS_VARIABLES if alias.target == name)
-        for source in (name,) if environ.get(name) else aliases:
+        for source in (name,) if _is_set(environ, name) else aliases:
             yield from _variable(environ, source, OriginKind.LATE, f"{FILE_PREFIX}{option}")
 
 
@@ -205,7 +216,7 @@ def _serving_variables(environ: Mapping[str, str]) -> Iterator[RawValue]:
             key = name.removeprefix(SERVING_PREFIX).lower()
             yield from _variable(environ, name, OriginKind.VARIABLE, key)
     for alias in ALIAS_VARIABLES:
-        if alias.target.startswith(SERVING_PREFIX) and not environ.get(alias.target):
+        if alias.target.startswith(SERVING_PREFIX) and not _is_set(environ, alias.target):
             key = alias.target.removeprefix(SERVING_PREFIX).lower()
             yield from _variable(environ, alias.source, OriginKind.ALIAS, key)
 

@@ -47,7 +47,7 @@ class Resolver:
     def _add_bare(self, row: Option, keys: list[str]) -> None:
         """Use the name without a prefix if the option is not set; else report that."""
         bare, winner = (self.model.winners.get(key) for key in (row.name, keys[0]))
-        if winner is None:
+        if winner is None or winner.is_unset:
             keys.append(row.name)
         elif bare is not None:
             self.used.add(row.name)
@@ -85,7 +85,7 @@ class Resolver:
         self.used.update(keys)
         candidates = [layers.winners[key] for key in keys if key in layers.winners]
         typed = [raw for raw in candidates if raw.origin.kind is not OriginKind.LATE]
-        return typed or candidates
+        return candidates if all(raw.is_unset for raw in typed) else typed
 
     def _resolve(self, row: Option, found: list[RawValue]) -> Setting | None:
         """The row's setting: the first of `found` that is valid, after effect and value rule."""
@@ -116,8 +116,8 @@ class Resolver:
     def _parse(self, row: Option, raw: RawValue) -> object:
         """The text's value; None if it counts as unset, or is wrong and was reported."""
         reader = vllm_reader(row) if row.parse is as_vllm else row.parse
-        is_empty = raw.text == "" and row.parse is not boolean
-        if is_empty or (raw.text == "None" and row.parse is not verbatim):
+        is_value = (row.parse is boolean and raw.text == "") or row.parse is verbatim
+        if raw.is_unset and not is_value:
             return None
         try:
             return reader(raw.text)
@@ -148,7 +148,8 @@ class Resolver:
         """The row's note, and the value that the setting hides."""
         written = dict.fromkeys((*self.model.hidden, *self.layers.hidden))
         hidden = [other.stated for other in written
-                  if other.key == raw.key and other.origin != raw.origin]  # fmt: skip
+                  if other.key == raw.key and other.origin != raw.origin
+                  and not other.is_unset]  # fmt: skip
         note = row.note or row.effect.text
         return f"{note} Hides {', '.join(hidden)}." if hidden else note
 

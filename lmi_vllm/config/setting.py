@@ -1,16 +1,17 @@
 """Texts with their origin, resolved settings, and the report of warnings and errors."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Self, TypeVar
 
 from lmi_vllm.config.options.row import EffectWord, Option
 from lmi_vllm.config.secrets import mask_text, mask_value
-from lmi_vllm.messages import DEFAULT_ORIGIN, Origin
+from lmi_vllm.messages import DEFAULT_ORIGIN, Origin, OriginKind
 
 Owner = TypeVar("Owner")
 
 FILE_PREFIX = "option."  # of a model's option in a properties file
+UNSET_TEXTS = ("", "None")  # what parsers do not get to see; see docs/configuration.md
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,11 @@ class RawValue:
     key: str
     text: str
     origin: Origin
+
+    @property
+    def is_unset(self) -> bool:
+        """Whether the text stands for no value."""
+        return self.text in UNSET_TEXTS
 
     @property
     def stated(self) -> str:
@@ -156,6 +162,24 @@ class Layers:
     hidden: tuple[RawValue, ...] = ()
 
     @classmethod
-    def of(cls, winners: Mapping[str, RawValue], everything: Iterable[RawValue]) -> "Layers":
-        """The level of these winning texts among all written ones."""
-        return cls(winners, tuple(raw for raw in everything if winners[raw.key] != raw))
+    def of(cls, first: Mapping[str, RawValue], everything: Iterable[RawValue]) -> "Layers":
+        """The level of all written texts, best first; `first` has the first one of each key."""
+        by_key: dict[str, list[RawValue]] = {key: [] for key in first}
+        for raw in everything:
+            by_key[raw.key].append(raw)
+        winners = {key: _counting(texts) for key, texts in by_key.items()}
+        hidden = [raw for texts in by_key.values() for raw in texts if raw != winners[raw.key]]
+        return cls(winners, tuple(hidden))
+
+
+def _counting(texts: Sequence[RawValue]) -> RawValue:
+    """The first text that is set, if there is one.
+
+    A key that a file has without a value hides variables of the key's own name, as in LMI.
+    """
+    is_in_file = False
+    for raw in texts:
+        if not raw.is_unset and (not is_in_file or raw.origin.kind is OriginKind.LATE):
+            return raw
+        is_in_file = is_in_file or raw.origin.kind is OriginKind.FILE
+    return texts[0]

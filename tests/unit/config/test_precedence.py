@@ -23,6 +23,8 @@ MODEL_ORDER = (  # file, environment, server or option name, value, origin
     ("", "PREDICT_TIMEOUT=3", "predict_timeout", 3, "PREDICT_TIMEOUT"),
     ("", "MODEL_LOADING_TIMEOUT=3", "model_loading_timeout", 3, "MODEL_LOADING_TIMEOUT"),
     ("model_loading_timeout=9", "", "model_loading_timeout", 9, "line 1"),
+    ("model_loading_timeout=9\noption.model_loading_timeout=", "", "model_loading_timeout", 9,
+     "line 1"),
     ("", "", "model_loading_timeout", 1800, "default"),
     ("", "", "predict_timeout", 240, "default"),
     ("", "OPTION_PREDICT_TIMEOUT=", "predict_timeout", 240, "default"),
@@ -138,6 +140,41 @@ def test_alias_variable_fills_its_target(
     run = explained("", environ)
     assert run.engine_args[argument] == value
     assert run.exit_code == 0
+
+
+UNSET = (  # file, environment, argument, value
+    ("option.tensor_parallel_degree=", "TENSOR_PARALLEL_DEGREE=2", "tensor_parallel_size", 2),
+    ("option.tensor_parallel_size=", "TENSOR_PARALLEL_DEGREE=2", "tensor_parallel_size", 2),
+    ("", "OPTION_TENSOR_PARALLEL_DEGREE=None TENSOR_PARALLEL_DEGREE=2", "tensor_parallel_size", 2),
+    ("", "TENSOR_PARALLEL_DEGREE=None SM_NUM_GPUS=2", "tensor_parallel_size", 2),
+    ("", "OPTION_MAX_ROLLING_BATCH_SIZE=None MAX_BATCH_SIZE=7", "max_num_seqs", 7),
+    ("option.max_rolling_batch_size=", "OPTION_MAX_ROLLING_BATCH_SIZE=7", "max_num_seqs", 256),
+    ("option.max_rolling_batch_size=None", "MAX_BATCH_SIZE=7", "max_num_seqs", 256),
+)
+
+
+@pytest.mark.parametrize(("file", "environ", "argument", "value"), UNSET)
+def test_unset_text_hides_only_what_its_key_hides(
+    file: str, environ: str, argument: str, value: object, explained: ExplainRun
+) -> None:
+    """Aliases and late variables count; a key of the file hides variables even without a value."""
+    run = explained(file, environ, "--gpus", "4")
+    assert run.engine_args[argument] == value
+    assert run.exit_code == 0
+
+
+UNSET_ON_THE_SERVER = (
+    ("OPTION_PREDICT_TIMEOUT=None PREDICT_TIMEOUT=7", "predict_timeout", 7),
+    ("SERVING_JOB_QUEUE_SIZE=None MAX_CONCURRENT_REQUESTS=600", "job_queue_size", 600),
+)
+
+
+@pytest.mark.parametrize(("environ", "name", "value"), UNSET_ON_THE_SERVER)
+def test_unset_setting_leaves_room_for_the_next(
+    environ: str, name: str, value: object, explained: ExplainRun
+) -> None:
+    """The text `None` means unset here, too."""
+    assert explained("", environ).server[name] == value
 
 
 MODEL_IDS = (
