@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -48,6 +49,20 @@ def test_as_soon_as_the_port_is_open(server_process: StartServer) -> None:
     """While settings are read and vLLM begins to be imported."""
     server = server_process("--demo", "--port", "0")
     end(server, server.wait_listening())
+
+
+def test_with_a_closed_stdout(server_process: StartServer, tmp_path: Path) -> None:
+    """What a start prints goes nowhere, and the end is in order."""
+    path = tmp_path / "s"
+    shell = ("sh", "-c", 'exec "$0" "$@" >&-', sys.executable)
+    words, address = (
+        ("--demo", "--engine", "scripted"),
+        {"SERVING_INFERENCE_ADDRESS": f"unix:{path}"},
+    )
+    server = server_process(*words, environ=address, launcher=shell)
+    assert wait_until(path.is_socket, DEADLINE), server.describe()
+    server.process.send_signal(signal.SIGTERM)
+    assert server.wait_exit(DEADLINE) == 0, server.describe()
 
 
 def test_while_the_model_is_fetched(server_process: StartServer, tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ from lmi_vllm.extension import Verb, extensions, extras
 
 EXIT_FAILURE: Final = 1
 EXIT_INTERRUPTED: Final = 130
+_STDOUT: Final = 1
+_STDERR: Final = 2
 
 _SUMMARIES: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -47,6 +49,7 @@ def verbs() -> Mapping[str, Verb]:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run one verb and exit with its code."""
+    open_closed_streams()
     words = sys.argv[1:] if arguments is None else arguments
     if words and words[0] in REFUSED_VERBS:
         fail(f"{words[0]}: {REFUSED_VERBS[words[0]]}")
@@ -61,6 +64,18 @@ def main(arguments: list[str] | None = None) -> None:
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
     sys.exit(code)
+
+
+def open_closed_streams() -> None:
+    """Open /dev/null for each standard stream that is closed (`>&-`).
+
+    Else Python has no stream there to print to, and a socket gets its number and what is printed.
+    """
+    while (lowest_free := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
+        os.set_inheritable(lowest_free, True)
+    os.close(lowest_free)
+    sys.stdout = sys.stdout or os.fdopen(_STDOUT, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(_STDERR, "w", 1, closefd=False)
 
 
 def _parse(words: list[str]) -> argparse.Namespace:

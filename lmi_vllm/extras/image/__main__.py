@@ -16,7 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final, NoReturn
 
-from lmi_vllm.cli import REFUSED_VERBS, fail, verbs
+from lmi_vllm.cli import REFUSED_VERBS, fail, open_closed_streams, verbs
 from lmi_vllm.config.listen import ListenAddress, read_address
 from lmi_vllm.config.load import load_settings
 
@@ -29,6 +29,7 @@ NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as a shell would end
 
 def main(arguments: list[str] | None = None) -> None:
     """Exec the command of the container; `serve` without one."""
+    open_closed_streams()
     words = (sys.argv[1:] if arguments is None else arguments) or ["serve"]
     environ = dict(os.environ)
     if words == ["health"]:

@@ -1,0 +1,24 @@
+"""The command line as a shell starts it."""
+
+import subprocess
+import sys
+
+import pytest
+
+COMMANDS = {
+    "no stdout": ("explain --demo --offline >&-", 0, ""),
+    "no stderr": ("partition 2>&-", 1, ""),
+    "no stream": ("explain --demo --offline <&- >&- 2>&-", 0, ""),
+}
+
+
+@pytest.mark.parametrize(("words", "code", "printed"), COMMANDS.values(), ids=COMMANDS)
+def test_a_closed_stream_swallows_what_is_printed(words: str, code: int, printed: str) -> None:
+    """It changes no exit code, and nothing is printed elsewhere."""
+    ended = subprocess.run(
+        ["sh", "-c", f'exec "$0" -m lmi_vllm {words}', sys.executable],
+        capture_output=True,
+        check=False,
+        text=True,
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (code, printed, "")
