@@ -1,5 +1,6 @@
 """The frozen types that cross packages. No behaviour beyond properties; standard library only."""
 
+import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -9,6 +10,18 @@ from typing import Final
 
 from lmi_vllm.errors import Dialect
 
+# LMI's names of levels and Python's.
+LOG_LEVELS: Final[Mapping[str, int]] = MappingProxyType(
+    {
+        "trace": logging.DEBUG,
+        "debug": logging.DEBUG,
+        "info": logging.INFO,
+        "warn": logging.WARNING,
+        "error": logging.ERROR,
+        "fatal": logging.CRITICAL,
+        "off": logging.CRITICAL + 1,
+    }
+)
 GENERATE: Final = "generate"  # the task of a profile that is not pooling
 # vLLM's pooling tasks -> the kind of call for such a model; else `pooling`.
 POOLING_KINDS: Final[Mapping[str, str]] = MappingProxyType(

@@ -4,7 +4,6 @@ import argparse
 import asyncio
 import logging
 import os
-import re
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
@@ -20,12 +19,14 @@ from lmi_vllm.commands.explain import add_settings_arguments, command_line_of, v
 from lmi_vllm.config.secrets import mask_text, mask_urls
 from lmi_vllm.config.setting import CommandLine
 from lmi_vllm.config.settings import Settings
+from lmi_vllm.config.value_rules import log_level
 from lmi_vllm.engine.factory import EngineFactory
 from lmi_vllm.engine.vllm.processes import DROPPED_LINES_VARIABLE, end_children
 from lmi_vllm.extension import extensions
+from lmi_vllm.messages import LOG_LEVELS
 from lmi_vllm.server.engines import check_engine_kind, engine_factory, engine_names
 from lmi_vllm.server.server import Server
-from lmi_vllm.telemetry.log_format import LOG_LEVELS, Format, chosen_format, configure_logging
+from lmi_vllm.telemetry.log_format import Format, chosen_format, configure_logging
 from lmi_vllm.telemetry.log_handler import tell, told_lines, write_within
 from lmi_vllm.telemetry.metrics import DROPPED_LINES
 
@@ -86,8 +87,7 @@ def configure_server_logging(settings: Settings, environ: Mapping[str, str]) -> 
 
     SERVING_OPTS may set the level as in LMI: -Dai.djl.logging.level=debug.
     """
-    match = re.search(r"-Dai\.djl\.logging\.level=(\w+)", settings.server.opts or "")
-    level = LOG_LEVELS.get(match.group(1).lower(), logging.INFO) if match else logging.INFO
+    level = LOG_LEVELS[log_level(settings.server.opts or "")]
     told = told_lines(DROPPED_LINES.inc)
     os.environ[DROPPED_LINES_VARIABLE] = f"/proc/{os.getpid()}/fd/{told}"
     configure_logging(_log_format(settings), level, mask_urls, partial(tell, told))

@@ -13,7 +13,7 @@ from typing import Final
 from lmi_vllm.config import parsers as text_parsers
 from lmi_vllm.config.listen import ListenAddress, is_address, read_address
 from lmi_vllm.config.setting import CommandLine, Setting
-from lmi_vllm.messages import FRAMINGS, Origin, OriginKind
+from lmi_vllm.messages import FRAMINGS, LOG_LEVELS, Origin, OriginKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,12 +117,28 @@ def output_formatter(setting: Setting) -> Verdict:
     return Verdict(None, errors=(sentence,))
 
 
+def log_level(opts: str) -> str:
+    """The level that options of Java's set, as SERVING_OPTS=-Dai.djl.logging.level=debug does."""
+    match = re.search(r"-Dai\.djl\.logging\.level=([^\s\"']*)", opts)
+    return match[1].lower() if match else "info"
+
+
+def java_options(setting: Setting) -> Verdict:
+    """Options of Java's, of which only the level of the log has a meaning."""
+    text = str(setting.value)
+    if (level := log_level(text)) in LOG_LEVELS:
+        return Verdict(text)
+    sentence = f"{setting.label}: level {level} is unknown; allowed are {', '.join(LOG_LEVELS)}"
+    return Verdict(text, errors=(sentence,))
+
+
 VALUE_RULES: Final[Mapping[str, ValueRule]] = MappingProxyType(
     {
         "engine": engine,
         "entryPoint": entry_point,
         "rolling_batch": rolling_batch,
         "output_formatter": output_formatter,
+        "opts": java_options,
     }
 )
 

@@ -8,9 +8,8 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import UTC, datetime
-from types import MappingProxyType
 from typing import Final, Literal, TextIO
 
 import orjson
@@ -19,18 +18,6 @@ from lmi_vllm.telemetry.log_handler import QueuedHandler, drop_what_waits, ignor
 
 Format = Literal["text", "json"]
 
-# LMI's names of levels and Python's.
-LOG_LEVELS: Final[Mapping[str, int]] = MappingProxyType(
-    {
-        "trace": logging.DEBUG,
-        "debug": logging.DEBUG,
-        "info": logging.INFO,
-        "warn": logging.WARNING,
-        "error": logging.ERROR,
-        "fatal": logging.CRITICAL,
-        "off": logging.CRITICAL + 1,
-    }
-)
 _STDERR: Final = 2
 BAR_SECONDS: Final = 10  # between two lines of a progress bar; a shorter one has none
 _UP: Final = "\x1b[A"  # written by a bar below another one

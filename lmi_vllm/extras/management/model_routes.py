@@ -21,7 +21,7 @@ from lmi_vllm.extras.management.requests import given_arguments, page_answer
 from lmi_vllm.extras.management.slot import NewModel
 from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.inference.service import InferenceService
-from lmi_vllm.telemetry.log_format import LOG_LEVELS
+from lmi_vllm.messages import LOG_LEVELS
 from lmi_vllm.web.inference_routes import READ_METHODS, json_answer
 from lmi_vllm.web.request import (
     OPTIONS,

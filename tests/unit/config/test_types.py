@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from lmi_vllm.config.parsers import dtype, human_int, java_true, modality_limits
+from lmi_vllm.config.value_rules import log_level
 from tests.unit.conftest import ExplainRun
 
 READ = (  # option, text, argument, value
@@ -100,6 +101,8 @@ SERVER = (
     ("", "SERVING_THROTTLE_ERROR_HTTP_CODE=9", "SERVING_THROTTLE_ERROR_HTTP_CODE"),
     ("", "SERVING_INFERENCE_ADDRESS=a b", "SERVING_INFERENCE_ADDRESS"),
     ("", "SAGEMAKER_BIND_TO_PORT=99999", "SAGEMAKER_BIND_TO_PORT"),
+    ("", "SERVING_OPTS=-Xmx1g -Dai.djl.logging.level=verbose", "SERVING_OPTS"),
+    ("", "SERVING_OPTS=-Dai.djl.logging.level=", "SERVING_OPTS"),
     ("", "LMI_CUSTOM_CODE=some", "LMI_CUSTOM_CODE"),
     ("", "LMI_STRICT=maybe", "LMI_STRICT"),
     ("engine=XGBoost", "", "engine"),
@@ -117,6 +120,15 @@ def test_wrong_server_value_is_an_error(
     run = explained(file, variables)
     assert run.exit_code == 2
     assert name in run.errors[0]
+
+
+def test_level_of_the_log_is_read_from_java_s_options(explained: ExplainRun) -> None:
+    """In any case, among other options; one that does not exist ends the start."""
+    options = "-Xmx1g -Dai.djl.logging.level=DEBUG -Dx=y"
+    assert explained("", {"SERVING_OPTS": options}).exit_code == 0
+    assert (log_level(options), log_level("-Xmx1g")) == ("debug", "info")
+    (error,) = explained("", {"SERVING_OPTS": "-Dai.djl.logging.level=verbose"}).errors
+    assert "allowed are trace, debug, info, warn, error, fatal, off" in error
 
 
 ACCEPTED = (
