@@ -164,9 +164,19 @@ def human_int_or_auto(text: str) -> int:
 
 def positive_human_int(text: str) -> int:
     """As `human_int`, but at least 1."""
+    return _human_at_least(text, 1)
+
+
+def human_count(text: str) -> int:
+    """As `human_int`, but at least 0."""
+    return _human_at_least(text, 0)
+
+
+def _human_at_least(text: str, lowest: int) -> int:
     number = human_int(text)
-    if number < 1:
-        raise ValueError("a whole number of at least 1 is needed, such as 16384, 16k or 16K")
+    if number < lowest:
+        message = f"a whole number of at least {lowest} is needed, such as 16384, 16k or 16K"
+        raise ValueError(message)
     return number
 
 

@@ -74,7 +74,7 @@ class ServerKeys(Section):
         values="ALL, NONE, or `[name=]url`", note="Which models of the store are served.")
     model_store: str = option(parse.plain_text, ours(), default="/opt/ml/model",
         written=SERVER_LEVEL, values="path", note="Where the model directory is.")
-    max_request_size: int = option(parse.positive_int, ours(), default=64 << 20,
+    max_request_size: int = option(parse.positive_human_int, ours(), default=64 << 20,
         written=SERVER_LEVEL, values="bytes", note="Largest request body.")
     chunked_read_timeout: float = option(parse.seconds, ours(), default=120, is_lenient=True,
         written=SERVER_LEVEL, values="seconds", note="Longest silence in a streamed reply.")

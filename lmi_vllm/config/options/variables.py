@@ -25,8 +25,9 @@ class Variables(Section):
         "Local adapter sources must lie below one of these.", values="path list")
     lmi_adapter_hub: bool = variable(parse.boolean, "Adapter sources may be hub ids.",
         default=False, values="bool")
-    lmi_adapter_max_size: int = variable(parse.positive_int, "Most that is fetched or unpacked for "
-        "one adapter, of at most 10000 files.", default=16 << 30, values="bytes")
+    lmi_adapter_max_size: int = variable(parse.positive_human_int,
+        "Most that is fetched or unpacked for one adapter, of at most 10000 files.",
+        default=16 << 30, values="bytes")
     lmi_frontend_processes: int = variable(parse.positive_int, "HTTP processes over one engine.",
         default=1, values="number")
     lmi_max_sequences: int = variable(parse.positive_int,
@@ -38,7 +39,7 @@ class Variables(Section):
     lmi_max_logit_bias: int = variable(parse.count,
         "Most entries of logit_bias, stop_token_ids and allowed_token_ids.", default=1024,
         values="number")
-    lmi_max_grammar_size: int = variable(parse.count, "Largest schema, regular expression or "
+    lmi_max_grammar_size: int = variable(parse.human_count, "Largest schema, regular expression or "
         "grammar that an answer is bound to.", default=64 << 10, values="bytes")
     lmi_max_tokenize_length: int = variable(parse.positive_int, "Longest text, or list of token "
         "ids, that a request has converted only (/tokenize, /detokenize).", default=512 << 10,
@@ -56,7 +57,7 @@ class Variables(Section):
         values="seconds")
     lmi_media_allow_private: bool = variable(parse.boolean, "URLs inside messages may lead to "
         "addresses that are not public, and through a proxy.", default=False, values="bool")
-    lmi_media_max_size: int = variable(parse.positive_int,
+    lmi_media_max_size: int = variable(parse.positive_human_int,
         "Largest file that a URL inside a message may lead to.", default=64 << 20, values="bytes")
     lmi_media_max_pixels: int = variable(parse.positive_int, "Largest image in a message; all of "
         "a request together may have four times as many.", default=1 << 26, values="pixels")

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from lmi_vllm.config.options import all_rows
 from lmi_vllm.config.parsers import dtype, human_int, java_true, modality_limits
 from lmi_vllm.config.value_rules import log_level
 from tests.unit.conftest import ExplainRun
@@ -217,6 +218,12 @@ def test_name_of_a_header_is_no_secret(explained: ExplainRun) -> None:
 def test_every_ending_of_a_number_has_its_factor(ending: str, factor: int) -> None:
     """Small letters are decimal, capital ones binary."""
     assert human_int(f"3{ending}") == 3 * factor
+
+
+def test_every_number_of_bytes_takes_an_ending() -> None:
+    """Whatever says that it is a number of bytes is read in the same way."""
+    rows = [row for row in (*all_rows().server, *all_rows().variables) if row.values == "bytes"]
+    assert {row.name: row.parse("2K") for row in rows} == {row.name: 2048 for row in rows} != {}
 
 
 @pytest.mark.parametrize("text", ["image", "=4", "image=4,=2", "image=4,video"])
