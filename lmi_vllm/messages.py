@@ -321,6 +321,7 @@ class HttpCall:
     body: bytes
     request_id: str
     adapter: AdapterRef | None = None  # that load of it answers, whatever `model` is
+    model: str = ""  # the base model's name, where the body's `model` is an adapter's
 
     @property
     def content_type(self) -> str:

@@ -30,8 +30,6 @@ ADAPTER_ALIAS_HEADER: Final = "x-amzn-sagemaker-adapter-alias"
 _LENGTHS_DIFFER: Final = "Number of adapters is not equal to the number of inputs"
 _TIME_LIMIT: Final = "predict_timeout"
 
-IsAdapter = Callable[[str], bool]
-
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
@@ -61,6 +59,7 @@ class RequestContext:
         self.record = current_record()
         self.stream_ends = StreamEnds(queue, runtime.profile, statuses)
         self.adapters: tuple[Adapter | None, ...] = (None,)  # one for all prompts, or one for each
+        self.base_name = ""  # for the engine, where `model` names an adapter and does not count
         self._held: dict[str, Adapter] = {}
         self._holdings = Holdings(queue, self.record)
         self._connect: Callable[[RowSink], None] | None = None
@@ -120,9 +119,11 @@ class RequestContext:
         """
         fields = payload if isinstance(payload, dict) else {}
         adapters = self.runtime.adapters
-        names = adapter_names(self.call, fields, adapters.__contains__)
-        if names == [None] and adapters.has_others and fields.get("adapters") is None:
-            names = [await _adapter_of_model(adapters, fields.get("model"), self.deadline())]
+        names, model = adapter_names(self.call, fields, adapters.__contains__), fields.get("model")
+        if _chosen(self.call, fields):
+            self.base_name = self._base_name(model)
+        elif names == [None] and adapters.has_others:
+            names = [await _adapter_of_model(adapters, model, self.deadline())]
         if (
             check is not None
             and any(names)
@@ -130,6 +131,13 @@ class RequestContext:
         ):
             check()
         self.adapters = tuple([await self._hold(name) if name else None for name in names])
+
+    def _base_name(self, model: object) -> str:
+        """Return the served model's name if `model` is, or may be, an adapter's."""
+        adapters, served = self.runtime.adapters, self.runtime.profile.served_names
+        if not isinstance(model, str) or model in served:
+            return ""
+        return served[0] if model in adapters or adapters.has_others else ""
 
     async def _hold(self, name: str) -> Adapter:
         if name not in self._held:
@@ -245,22 +253,30 @@ def _differ(adapters: tuple[Adapter | None, ...]) -> bool:
 
 
 def adapter_names(
-    call: InferenceCall, payload: Mapping[str, Any], is_adapter: IsAdapter
+    call: InferenceCall, payload: Mapping[str, Any], is_adapter: Callable[[str], bool]
 ) -> list[str | None]:
     """Return the adapter of all prompts, or one for each of a list; None is the base model.
 
-    The first of these counts: the header, the query, `adapters`, and `model` if it names an adapter
-    (otherwise it is a name of the served model). An empty name is the base model.
+    The first of these that is set counts: the header, the query, `adapters`, and `model` if it
+    names an adapter (otherwise it is a name of the served model). Empty text, null and an empty
+    list are set, and mean the base model.
 
     Raises:
         PayloadError: `adapters` is neither a name nor a list of one name for each prompt.
     """
-    if name := call.properties.get(ADAPTER_HEADER) or call.query.get("adapter"):
-        return [name]
-    given, inputs = payload.get("adapters"), payload.get("inputs")
+    chosen, model, inputs = _chosen(call, payload), payload.get("model"), payload.get("inputs")
+    if not chosen:
+        return [model if isinstance(model, str) and is_adapter(model) else None]
+    given = chosen[0]
     if isinstance(given, list) and given and isinstance(inputs, list):
         return _listed_names(given, len(inputs))
-    return [_single_name(given, payload.get("model"), is_adapter)]
+    return [_single_name(given)]
+
+
+def _chosen(call: InferenceCall, payload: Mapping[str, Any]) -> tuple[object, ...]:
+    """Return what the header, the query and `adapters` say, of those that are set."""
+    places = ((call.properties, ADAPTER_HEADER), (call.query, "adapter"), (payload, "adapters"))
+    return tuple(place[name] for place, name in places if name in place)
 
 
 def _listed_names(given: list[Any], prompts: int) -> list[str | None]:
@@ -271,24 +287,11 @@ def _listed_names(given: list[Any], prompts: int) -> list[str | None]:
     return [name or None for name in given]
 
 
-def _single_name(given: object, model: object, is_adapter: IsAdapter) -> str | None:
+def _single_name(given: object) -> str | None:
     if isinstance(given, list):
         if len(given) > 1:
             raise PayloadError(_LENGTHS_DIFFER)
-        given = given[0] if given else ""
-    if given is None:
-        return model if isinstance(model, str) and is_adapter(model) else None
-    if not isinstance(given, str):
+        given = given[0] if given else None
+    if given is not None and not isinstance(given, str):
         raise PayloadError("adapters: expected a name or a list of names")
     return given or None
-
-
-def with_adapter_id(payload: Any, profile: ServingProfile) -> Any:
-    """Return the payload with TGI's `adapter_id` as `adapters`, unless that is set (TGI mode)."""
-    if not profile.tgi_compat or not isinstance(payload, dict):
-        return payload
-    parameters = payload.get("parameters")
-    if payload.get("adapters") is not None or not isinstance(parameters, dict):
-        return payload
-    name = parameters.get("adapter_id")
-    return payload if name is None else {**payload, "adapters": name}

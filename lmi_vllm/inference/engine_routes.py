@@ -56,8 +56,8 @@ async def forward(context: RequestContext, http: HttpCall, route: HttpRoute) -> 
         if await _is_hooked(context, payload):
             return await ask_admitted(context, http.path.removeprefix("/v1").removeprefix("/"))
         _check(context, payload, http.path)
-        if context.adapter is not None:
-            http = replace(http, adapter=context.adapter.ref)
+        ref = None if context.adapter is None else context.adapter.ref
+        http = replace(http, adapter=ref, model=context.base_name)
         if "request_id" in payload:
             http = replace(http, request_id="")
         limit = context.silence_limit()

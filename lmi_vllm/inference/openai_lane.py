@@ -41,8 +41,8 @@ async def ask_openai(
         context.take_slots("prompts", sequence_count(payload))
     body = {key: value for key, value in payload.items() if key != "adapters"}
     ref = None if context.adapter is None else context.adapter.ref
-    if ref is not None:
-        body["model"] = ref.name
+    if model := context.base_name if ref is None else ref.name:
+        body["model"] = model
     stream = stream or (ResponsesEvents() if kind == RESPONSES else V1_EVENTS)
     limit = context.silence_limit()
     direct = None

@@ -10,13 +10,13 @@ import orjson
 
 from lmi_vllm.errors import Dialect, PayloadError
 from lmi_vllm.hooks import InputHook, OutputHook
-from lmi_vllm.inference.context import RequestContext, RequestStep, with_adapter_id
+from lmi_vllm.inference.context import RequestContext, RequestStep
 from lmi_vllm.inference.lmi_lane import generate, parse_lmi_request
 from lmi_vllm.inference.openai_lane import ask_openai
 from lmi_vllm.inference.request.body import EXAMPLE_BODY, decode_body
 from lmi_vllm.inference.response.openai_events import FramedEvents, lmi_reply, unchanged_reply
 from lmi_vllm.inference.response.streams import gathered, invocations_dialect
-from lmi_vllm.messages import FRAMINGS, GENERATE, OpenAIReply, Reply
+from lmi_vllm.messages import FRAMINGS, GENERATE, OpenAIReply, Reply, ServingProfile
 
 _SUCCESS = 200
 # Calls that only count or show tokens: they generate nothing for a hook.
@@ -214,7 +214,7 @@ def _decode(context: RequestContext, steps: Sequence[RequestStep]) -> Any:
     Raises:
         PayloadError: see `decode_body`.
     """
-    return with_adapter_id(_decode_any(context, steps), context.runtime.profile)
+    return _with_adapter_id(_decode_any(context, steps), context.runtime.profile)
 
 
 def _decode_any(context: RequestContext, steps: Sequence[RequestStep]) -> Any:
@@ -254,3 +254,14 @@ def dispatch(payload: Mapping[str, Any]) -> PayloadKind:
     raise PayloadError(
         f"Invalid payload: it must contain prompt, inputs, or messages; example: {EXAMPLE_BODY}"
     )
+
+
+def _with_adapter_id(payload: Any, profile: ServingProfile) -> Any:
+    """Return the payload with TGI's `adapter_id` as `adapters`, unless that is set (TGI mode)."""
+    if not profile.tgi_compat or not isinstance(payload, dict):
+        return payload
+    parameters = payload.get("parameters")
+    if "adapters" in payload or not isinstance(parameters, dict):
+        return payload
+    name = parameters.get("adapter_id")
+    return payload if name is None else {**payload, "adapters": name}

@@ -261,6 +261,16 @@ def test_no_answer_shows_the_internal_adapter_name(
     assert json.loads(reply.body) == {"model": 'a "b" é'}
 
 
+def test_base_model_answers_in_place_of_model(
+    run: LoopThread, application: HttpApplication
+) -> None:
+    """A request that chose the base model may have an adapter's name as `model`."""
+    body = {**QUESTION, "model": "an-adapter"}
+    assert run(application.call(http_call("/v1/messages", body))).status == 404
+    name = QUESTION["model"]
+    assert run(application.call(http_call("/v1/messages", body, model=name))).status == 200
+
+
 @pytest.mark.parametrize("body", [b"{", b"[1]", b"--x\r\n", b"\xff"])
 def test_adapter_answers_no_other_body_than_an_object(
     run: LoopThread, application: HttpApplication, body: bytes

@@ -22,6 +22,10 @@ IDENTIFIER = "X-Amzn-SageMaker-Adapter-Identifier"
         ({"json": {"adapters": []}}, None),
         ({"json": {"adapters": ""}}, None),
         ({"json": {"adapters": None}}, None),
+        ({"json": {"adapters": None, "model": "c"}}, None),
+        ({"json": {"adapters": "", "model": "c"}}, None),
+        ({"params": {"adapter": ""}, "json": {"adapters": "c"}}, None),
+        ({"headers": {IDENTIFIER: ""}, "params": {"adapter": "b"}}, None),
     ],
 )
 async def test_selection_precedence(
@@ -45,6 +49,22 @@ async def test_openai_selection_falls_back_to_model(
         assert (await call(lora, "POST", "/v1/completions", json=body))[0] == 200
         assert engine.calls[-1].adapter == engine.adapters[expected]
         assert "adapters" not in engine.calls[-1].body
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/invocations"])
+@pytest.mark.parametrize("nothing", ["", None, []])
+async def test_base_model_answers_in_place_of_model(
+    lora: TestClient, engine: ScriptedEngine, path: str, nothing: object
+) -> None:
+    """`adapters` is set before `model`, so the engine gets the base model's name; a typo stays."""
+    await register(lora, "a")
+    for model, sent in (("a", "lmi"), ("typo", "typo")):
+        messages = [{"role": "user", "content": "x"}]
+        asked = {"messages": messages} if "chat" in path else {"prompt": "x"}
+        body = {"model": model, "adapters": nothing, **asked}
+        assert (await call(lora, "POST", path, json=body))[0] == 200
+        assert engine.calls[-1].adapter is None
+        assert engine.calls[-1].body["model"] == sent
 
 
 async def test_list_of_adapters_belongs_to_a_list_of_inputs(

@@ -264,6 +264,17 @@ async def test_named_adapter_answers(
     assert len(application.calls) == 3
 
 
+async def test_base_model_is_named_where_model_names_an_adapter(
+    serve: ServeScripted, application: Application
+) -> None:
+    """The application would refuse the adapter's name, which it does not know."""
+    client = await serve(ServingProfile(model_name="demo", enable_lora=True))
+    await register(client, "a1")
+    for body in ({"model": "a1", "adapters": ""}, {"model": "lmi", "adapters": ""}):
+        assert (await client.post("/v1/messages", json=body)).status == 200
+    assert [(call.adapter, call.model) for call in application.calls] == [(None, "lmi"), (None, "")]
+
+
 async def test_adapter_that_a_form_names_answers(
     serve: ServeScripted, engine: ScriptedEngine, application: Application
 ) -> None:

@@ -223,6 +223,8 @@ class Bridge:
         body, renamed = call.body, None
         if (adapter := call.adapter) is not None:
             body, renamed = _for_model(call, self.key(adapter)), self._own_name(adapter)
+        elif call.model:
+            body = _for_model(call, call.model)
         exchange = Exchange(self.app, call, body, _stream_error, direct, renamed)
         try:
             reply = await exchange.reply()
