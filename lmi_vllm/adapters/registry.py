@@ -216,8 +216,12 @@ class AdapterRegistry:
         await self._changed(adapter.name)
 
     @shielded
-    async def replace(self, adapter: Adapter, timeout_seconds: float) -> None:
+    async def replace(
+        self, adapter: Adapter, timeout_seconds: float, *, is_in_place: bool = False
+    ) -> None:
         """Load new weights under a registered name; running requests end on the old ones.
+
+        With `is_in_place` the name may be a new one, and the old entry's pin and options stay.
 
         Raises:
             ResourceNotFoundError: no adapter of that name.
@@ -225,15 +229,19 @@ class AdapterRegistry:
             AdapterRefusedError: the new weights cannot be loaded; the old ones stay.
         """
         self.check_enabled()
-        async with self._changing(adapter.name):
-            current = self.describe(adapter.name)
+        name = adapter.name
+        async with self._changing(name):
+            is_new = is_in_place and name not in self
+            current = adapter if is_new else self.describe(name)
+            if is_in_place:
+                adapter = replace(adapter, pin=current.pin, options=current.options)
             if adapter.is_from_store and not current.is_from_store:
-                raise AdapterConflictError(f"The adapter {adapter.name} was registered by a call")
-            self._put(adapter.name, await self._loads.prepare(adapter))
+                raise AdapterConflictError(f"The adapter {name} was registered by a call")
+            self._put(name, await self._loads.prepare(adapter))
         await self._publish(timeout_seconds)
         await self._loads.unload(current.ref, timeout_seconds)
         current.hooks.forget()
-        await self._changed(adapter.name)
+        await self._changed(name)
 
     @shielded
     async def update(

@@ -68,15 +68,16 @@ async def _load(registry: AdapterRegistry, service: InferenceService, given: Fie
     if name in service.profile.served_names:
         raise _RefusalError(f"The lora adapter '{name}' conflicts with a served base model.")
     await registry.refresh(name, is_searched=False)
-    is_replacing = name in registry
-    if is_replacing and not registry.is_from_store(name) and given.get("load_inplace") is not True:
+    is_in_place, is_found = given.get("load_inplace") is True, registry.is_from_store(name)
+    if name in registry and not is_found and not is_in_place:
         raise _RefusalError(
             f"The lora adapter '{name}' has already been loaded. If you want to load the adapter "
             "in place, set 'load_inplace' to True."
         )
     try:
-        if is_replacing:
-            await registry.replace(Adapter(name, path), service.profile.predict_timeout)
+        if is_in_place or is_found:
+            seconds = service.profile.predict_timeout
+            await registry.replace(Adapter(name, path), seconds, is_in_place=is_in_place)
         else:
             await registry.register(Adapter(name, path))
     except ManagementError as error:

@@ -1,5 +1,7 @@
 """vLLM's two adapter routes over HTTP: its bodies and codes, over LMI's registry."""
 
+import asyncio
+
 from lmi_vllm.extras.scripted.engine import ScriptedEngine
 from lmi_vllm.web.request import SERVICE
 from tests.conftest import ServeScripted
@@ -34,6 +36,31 @@ async def test_vllm_routes_have_vllm_texts(serve: ServeScripted, engine: Scripte
     assert (status, document["error"]["type"]) == (404, "NotFoundError")
     for wrong in ({}, {"lora_name": "fr"}, {"lora_name": "lmi", "lora_path": "/a"}):
         assert (await call(lora, "POST", load, json=wrong))[0] == 400
+
+
+async def test_load_in_place_keeps_pin_and_options(
+    serve: ServeScripted, engine: ScriptedEngine
+) -> None:
+    """The call names neither; only the weights are others."""
+    lora = await serve(LORA)
+    assert (await call(lora, "POST", "/adapters?name=fr&src=/a/fr&pin=true&x=1"))[0] == 200
+    body = {"lora_name": "fr", "lora_path": "/b/fr", "load_inplace": True}
+    assert (await call(lora, "POST", "/v1/load_lora_adapter", json=body))[0] == 200
+    shown = {"name": "fr", "src": "/b/fr", "preload": True, "pin": True}
+    assert await call(lora, "GET", "/adapters/fr") == (200, shown)
+    assert (engine.adapters["fr"].path, engine.adapters["fr"].pinned) == ("/b/fr", True)
+    assert lora.app[SERVICE].runtime.adapters.describe("fr").options == {"x": "1"}
+
+
+async def test_loads_in_place_of_a_new_name_follow_each_other(
+    serve: ServeScripted, engine: ScriptedEngine
+) -> None:
+    """Each is decided when its turn comes: the later ones replace the first."""
+    lora = await serve(LORA)
+    bodies = [{"lora_name": "fr", "lora_path": f"/{i}/fr", "load_inplace": True} for i in range(3)]
+    calls = [call(lora, "POST", "/v1/load_lora_adapter", json=body) for body in bodies]
+    assert [status for status, _ in await asyncio.gather(*calls)] == [200] * 3
+    assert list(engine.adapters) == ["fr"]
 
 
 async def test_registration_replaces_a_store_adapter(
