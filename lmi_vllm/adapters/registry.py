@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Collection, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from dataclasses import replace
 from typing import Any, Final
 
@@ -32,6 +32,7 @@ from lmi_vllm.messages import AdapterRef
 
 logger = logging.getLogger(__name__)
 
+Change = Callable[[Adapter], Adapter]
 MAX_FINDS: Final = 3  # of one request, while what it found makes room for others before it is held
 
 
@@ -245,9 +246,11 @@ class AdapterRegistry:
 
     @shielded
     async def update(
-        self, name: str, wanted: Adapter, timeout_seconds: float, alias: str | None = None
+        self, name: str, change: Change, timeout_seconds: float, alias: str | None = None
     ) -> None:
         """Change preload, pin and options of an adapter; on failure the old entry stays.
+
+        `change` gets the entry when its turn has come: calls before it may have changed it.
 
         Raises:
             ResourceNotFoundError: no adapter of that name.
@@ -257,7 +260,7 @@ class AdapterRegistry:
         dropped: AdapterRef | None = None
         async with self._changing(name):
             current = self.describe(name, alias)
-            wanted = current.updated(wanted)
+            wanted = current.updated(change(current))
             if wanted.preload and (wanted.ref is None or wanted.pin):
                 wanted = await self._loads.load(wanted)
             elif not wanted.preload and current.preload:

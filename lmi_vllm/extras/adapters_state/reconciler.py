@@ -221,8 +221,11 @@ class AdapterReconciler:
         if is_other or (current.pin and not wanted.pin):  # an update cannot unpin
             await _replace(registry, current, wanted, self._drop_seconds())
             return
-        changed = replace(current, preload=wanted.preload, pin=wanted.pin, options=wanted.options)
-        await registry.update(name, changed, self._drop_seconds())
+        await registry.update(name, functools.partial(_with_flags, wanted), self._drop_seconds())
+
+
+def _with_flags(wanted: Adapter, current: Adapter) -> Adapter:
+    return replace(current, preload=wanted.preload, pin=wanted.pin, options=wanted.options)
 
 
 async def _replace(

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -83,17 +84,22 @@ async def adapter_action(request: web.Request) -> web.Response:
     registry = adapter_registry(request)
     name, alias = request.match_info["name"], _alias(request)
     await registry.refresh(name)
-    current = registry.describe(name, alias)
+    registry.describe(name, alias)  # an unknown name is refused before its arguments
     given = await given_arguments(request, ADAPTER_FIELDS)
-    wanted = replace(
+    seconds = request.app[SERVICE].profile.predict_timeout
+    await registry.update(name, partial(_updated, given), seconds, alias)
+    return await _changed(registry, name, given, f"{alias or name} updated")
+
+
+def _updated(given: Mapping[str, Any], current: Adapter) -> Adapter:
+    """Return the adapter with what the call gives; the rest stays as it is."""
+    return replace(
         current,
         src=str(given.get("src") or current.src),
         preload=_flag(given.get("preload", current.preload)),
         pin=_flag(given.get("pin", current.pin)),
         options=MappingProxyType({**current.options, **_options(given)}),
     )
-    await registry.update(name, wanted, request.app[SERVICE].profile.predict_timeout, alias)
-    return await _changed(registry, name, given, f"{alias or name} updated")
 
 
 def adapter_registry(request: web.Request) -> AdapterRegistry:

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -84,7 +85,7 @@ async def test_pin_keeps_the_load() -> None:
     registry = registry_over(engine)
     await registry.register(Adapter("a", "/a"))
     before = engine.adapters["a"]
-    await registry.update("a", Adapter("a", "/a", pin=True), 1)
+    await registry.update("a", lambda one: replace(one, pin=True), 1)
     after = engine.adapters["a"]
     assert (after.engine_id, before.pinned, after.pinned) == (before.engine_id, False, True)
 

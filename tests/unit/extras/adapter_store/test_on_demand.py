@@ -5,6 +5,7 @@ import errno
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -202,8 +203,7 @@ async def test_adapter_in_use_or_pinned_is_never_moved_out(bench: Bench) -> None
         await use(bench, "b")
         await use(bench, "c")
         assert sorted(bench.engine.adapters) == ["a", "c"]
-        pinned = Adapter("c", f"{PLACE}c/", pin=True)
-        await bench.registry.update("c", pinned, 5)
+        await bench.registry.update("c", lambda one: replace(one, pin=True), 5)
         with pytest.raises(NotReadyError, match="is in use"):
             await use(bench, "b")
     assert await use(bench, "b")

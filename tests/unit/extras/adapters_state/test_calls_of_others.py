@@ -3,6 +3,7 @@
 import asyncio
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -110,8 +111,7 @@ async def test_a_found_adapter_serves_on_while_a_call_pins_it(start: Start) -> N
     for one in (a, b):
         await Found(one)("fr")
     b.refused.add("/fr")
-    current = a.registry.describe("fr")
-    await a.registry.update("fr", Adapter("fr", "/fr", pin=True, options=current.options), 5)
+    await a.registry.update("fr", lambda one: replace(one, pin=True), 5)
     await b.sync()
     assert list(b.shared.missing) == ["fr"]
     assert await hold(b) == "/fr"

@@ -200,9 +200,8 @@ async def test_pin_that_loses_to_another_update_is_undone(start: Start) -> None:
     a, b = await start("a").begin(), await start("b").begin()
     await a.registry.register(Adapter("fr", "/fr"))
     await b.sync()
-    current = b.registry.describe("fr")
-    await a.registry.update("fr", replace(current, pin=True), 5)
-    await b.registry.update("fr", replace(current, options={"x": "1"}), 5)
+    await a.registry.update("fr", lambda one: replace(one, pin=True), 5)
+    await b.registry.update("fr", lambda one: replace(one, options={"x": "1"}), 5)
     assert await all_have("/fr", a, b)
     assert [one.registry.describe("fr").pin for one in (a, b)] == [False, False]
     assert a.registry.describe("fr").options == {"x": "1"}

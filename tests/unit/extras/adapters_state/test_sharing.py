@@ -4,6 +4,7 @@ import asyncio
 import functools
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -25,8 +26,7 @@ async def test_adapter_calls_reach_all_replicas(start: Start) -> None:
     await b.sync()
     assert b.engine.adapters["fr"].path == "/fr"
     first = b.engine.adapters["fr"].engine_id
-    current = a.registry.describe("fr")
-    await a.registry.update("fr", Adapter("fr", "/fr", pin=True, options=current.options), 5)
+    await a.registry.update("fr", lambda one: replace(one, pin=True), 5)
     await b.sync()
     assert b.registry.describe("fr").pin
     assert b.engine.adapters["fr"].engine_id == first

@@ -57,7 +57,7 @@ async def test_pin_of_a_found_adapter_is_a_registration_everywhere(
     """Replicas that have found it, that have not, and that start later."""
     a, b = await with_store(start, "a"), await with_store(start, "b")
     c = await start("c").begin()
-    await a.registry.update("fr", replace(a.registry.describe("fr"), pin=True), 5)
+    await a.registry.update("fr", lambda one: replace(one, pin=True), 5)
     assert await lacking(a) == dict.fromkeys("bc", "has not read the change")
     for one in (a, b, c, late := await start("late").begin()):
         await one.sync()
@@ -83,7 +83,7 @@ async def test_pin_of_a_found_adapter_needs_no_second_slot(
         await load(engine, adapter)
 
     monkeypatch.setattr(ScriptedEngine, "load_adapter", load_in_one_slot)
-    await a.registry.update("fr", replace(a.registry.describe("fr"), pin=True), 5)
+    await a.registry.update("fr", lambda one: replace(one, pin=True), 5)
     await a.sync()
     assert a.shared.missing == {}
     assert not a.registry.is_from_store("fr")
@@ -116,7 +116,7 @@ async def test_delete_of_a_found_adapter_hides_it_everywhere(
 async def test_delete_of_a_pinned_one_hides_it_too(start: Start) -> None:
     """It was registered by the pin, and the store has the name still."""
     a, b = await with_store(start, "a"), await with_store(start, "b")
-    await a.registry.update("fr", replace(a.registry.describe("fr"), pin=True), 5)
+    await a.registry.update("fr", lambda one: replace(one, pin=True), 5)
     await b.sync()
     await b.registry.unregister("fr", 5)
     await a.sync()

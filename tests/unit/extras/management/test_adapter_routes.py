@@ -8,7 +8,8 @@ from aiohttp.test_utils import TestClient
 
 from lmi_vllm.errors import AdapterCapacityError
 from lmi_vllm.extras.scripted.engine import ScriptedEngine
-from lmi_vllm.messages import GeneratedToken, GenerationChunk
+from lmi_vllm.messages import AdapterRef, GeneratedToken, GenerationChunk
+from lmi_vllm.web.request import SERVICE
 from tests.conftest import ServeScripted
 from tests.web.conftest import LORA, call, lora
 
@@ -108,6 +109,34 @@ async def test_update_refuses_other_source_and_unpin(lora: TestClient) -> None:
         assert status == 424
         assert text in body["message"]
     assert await call(lora, "GET", "/adapters/fr") == before
+
+
+async def test_update_keeps_what_calls_before_it_have_changed(
+    lora: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is refused only for what it asks for: the pin and the source are not its own."""
+    await register(lora, "fr")
+    may_load, load = asyncio.Event(), ScriptedEngine.load_adapter
+
+    async def load_later(owner: ScriptedEngine, adapter: AdapterRef) -> None:
+        await may_load.wait()
+        await load(owner, adapter)
+
+    monkeypatch.setattr(ScriptedEngine, "load_adapter", load_later)
+    inplace = {"lora_name": "fr", "lora_path": "/b/fr", "load_inplace": True}
+    first = (
+        call(lora, "POST", "/adapters/fr/update?pin=true"),
+        call(lora, "POST", "/v1/load_lora_adapter", json=inplace),
+        call(lora, "POST", "/adapters/fr/update?foo=1"),
+    )
+    calls = []
+    for one in first:
+        calls.append(asyncio.create_task(one))
+        await asyncio.sleep(0.05)  # each waits for the one before it
+    may_load.set()
+    assert [status for status, _ in await asyncio.gather(*calls)] == [200] * 3
+    found = lora.app[SERVICE].runtime.adapters.describe("fr")
+    assert (found.src, found.pin, found.options) == ("/b/fr", True, {"foo": "1"})
 
 
 async def test_alias_is_shown_instead_of_the_name(lora: TestClient) -> None:
