@@ -96,7 +96,9 @@ SPECULATION: Final = """
 ## Speculative decoding
 
 `integration/speculative_decoding.py` and `integration/engine_features.py` run each kind on this CPU with a drafter made for
-the embedded model. Greedy answers are those without it, and vLLM's counters show accepted tokens.
+the embedded model. Greedy answers are those without it, sampled ones are as probable as without it, and vLLM's counters show
+accepted tokens. `min_p` and `logit_bias` are refused beside drafts, as in vLLM. With plain vLLM 0.32 on a CPU drafts make every
+sampled answer wrong, and `top_k` ends the engine ([decision 115](../docs/decisions/engine.md#115-drafts-of-sampled-requests-on-a-cpu)).
 
 | drafter | option | recognised by |
 | --- | --- | --- |
