@@ -83,6 +83,7 @@ def parts(body: bytes, boundary: bytes) -> Iterator[Part]:
     wholes = [*itertools.takewhile(lambda whole: not whole.startswith(b"--"), pieces[1:])]
     if len(wholes) > MAX_PARTS:
         raise PayloadError(f"the form has more than {MAX_PARTS} fields")
+    is_whole = len(wholes) < len(pieces) - 1
     for whole in wholes:
         head, end, content = whole.partition(_LINE * 2)
         if head.count(b"\n") > _MAX_LINES:
@@ -93,7 +94,9 @@ def parts(body: bytes, boundary: bytes) -> Iterator[Part]:
                 f"{_MAX_PARAMETERS} parameters"
             )
         fields = BytesHeaderParser().parsebytes(head.lstrip())
-        problem = "" if end else "no empty line after its headers (lines end with CR LF)"
+        problem = "" if is_whole else "no closing boundary after it: the form is cut off"
+        if not end:
+            problem = "no empty line after its headers (lines end with CR LF)"
         coding = str(fields.get("content-transfer-encoding", _CODINGS[0]))
         if coding.lower() not in _CODINGS:
             problem = f"a Content-Transfer-Encoding other than {', '.join(_CODINGS)} (RFC 7578)"

@@ -6,7 +6,8 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
-from aiohttp.test_utils import TestClient
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
 from pytest_aiohttp import AiohttpClient
 
 from lmi_vllm.adapters.registry import AdapterRegistry
@@ -56,6 +57,13 @@ def same_log_level() -> Iterator[None]:
         logger.setLevel(level)
 
 
+async def packed_server(app: web.Application) -> TestServer:
+    """Return a started server that leaves bodies packed, as `ClientConnection` does."""
+    server = TestServer(app)
+    await server.start_server(auto_decompress=False)
+    return server
+
+
 ServeScripted = Callable[..., Awaitable[TestClient]]
 
 
@@ -89,6 +97,6 @@ def serve(aiohttp_client: AiohttpClient, engine: ScriptedEngine) -> ServeScripte
         if is_ready:
             service.attach(Runtime(engine, profile, registry, code.hooks))
             lifecycle.set_state(State.HEALTHY)
-        return await aiohttp_client(create_app(service, options))
+        return await aiohttp_client(await packed_server(create_app(service, options)))
 
     return start

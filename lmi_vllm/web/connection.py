@@ -58,7 +58,9 @@ class ClientConnection(web.RequestHandler):
     __slots__ = ("_is_idle", "_timeouts", "_timers")
 
     def __init__(self, server: web.Server, timeouts: ClientTimeouts, **options: Any) -> None:
-        super().__init__(server, keepalive_timeout=KEEP_ALIVE_SECONDS, **options)
+        # aiohttp takes a cut gzip body for a whole one: `read_body` unpacks.
+        options = {"keepalive_timeout": KEEP_ALIVE_SECONDS, "auto_decompress": False, **options}
+        super().__init__(server, **options)
         self._timeouts = timeouts
         self._is_idle = True
         self._timers: dict[str, asyncio.TimerHandle] = {}

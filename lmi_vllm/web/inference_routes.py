@@ -1,5 +1,7 @@
 """`/ping`, `/invocations` and `/predictions`: HTTP to service calls, and stream writing."""
 
+import asyncio
+import zlib
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -28,6 +30,11 @@ PING_METHODS: Final = ("GET", "HEAD", "POST")
 READ_METHODS: Final = ("GET", "HEAD")
 CALL_METHODS: Final = ("OPTIONS", "POST")
 _NO_QUERY: Final[Mapping[str, str]] = MappingProxyType({})
+_WINDOW_BITS: Final = MappingProxyType({"gzip": zlib.MAX_WBITS + 16, "deflate": zlib.MAX_WBITS})
+_UNSUPPORTED: Final = ("br", "zstd")
+_ZLIB_METHOD: Final = 8  # in the first byte of zlib's form (RFC 1950)
+_PIECE: Final = 64 << 10  # bytes at a time
+_MAX_STREAMS: Final = 1000  # gzip allows several, and each may be tiny
 UNREADABLE_BODY: Final = "the body does not unpack as its Content-Encoding says"
 
 
@@ -136,16 +143,60 @@ def json_answer(document: object, status: int = 200) -> web.Response:
     return web.Response(status=status, body=body, content_type="application/json")
 
 
-async def read_call(request: web.Request, properties: Mapping[str, str]) -> InferenceCall:
-    """Return the call of `request`, with its body.
+async def read_body(request: web.Request) -> bytes:
+    """Return the body, unpacked as its Content-Encoding says.
 
     Raises:
-        PayloadError: the body does not unpack, or has too many values.
+        HTTPRequestEntityTooLarge: it is larger than `max_request_size`, as it came or unpacked.
+        PayloadError: it does not unpack, is cut, or is packed in a way that is not supported.
     """
     try:
         body = await request.read()
     except web.RequestPayloadError as error:
         raise PayloadError(UNREADABLE_BODY) from error
+    coding = request.headers.get("Content-Encoding", "").strip().lower()
+    if coding in _UNSUPPORTED:
+        raise PayloadError(f"Content-Encoding: {coding} is not supported; gzip and deflate are")
+    if coding not in _WINDOW_BITS or not body:
+        return body
+    is_bare = coding == "deflate" and body[0] & 0xF != _ZLIB_METHOD  # sent in place of zlib's form
+    bits = -zlib.MAX_WBITS if is_bare else _WINDOW_BITS[coding]
+    try:
+        return await _unpacked(body, bits, request.app[OPTIONS].max_request_size)
+    except zlib.error as error:
+        raise PayloadError(UNREADABLE_BODY) from error
+
+
+async def _unpacked(body: bytes, bits: int, limit: int) -> bytes:
+    """Return the content of a packed body, whose last stream has to end; others run meanwhile."""
+    whole, inflater, streams = bytearray(), zlib.decompressobj(bits), 1
+    for start in range(0, len(body), _PIECE):
+        rest = body[start : start + _PIECE]
+        while rest or not inflater.eof:
+            if inflater.eof:
+                inflater, streams = zlib.decompressobj(bits), streams + 1
+            piece = inflater.decompress(rest, _PIECE)
+            rest = inflater.unconsumed_tail or inflater.unused_data
+            whole += piece
+            if len(whole) > limit:
+                raise web.HTTPRequestEntityTooLarge(limit)
+            if streams > _MAX_STREAMS:
+                raise PayloadError(f"the body has more than {_MAX_STREAMS} packed streams")
+            if not piece and not rest:
+                break
+        await asyncio.sleep(0)
+    if not inflater.eof:
+        raise PayloadError(UNREADABLE_BODY)
+    return bytes(whole)
+
+
+async def read_call(request: web.Request, properties: Mapping[str, str]) -> InferenceCall:
+    """Return the call of `request`, with its body.
+
+    Raises:
+        PayloadError: see `read_body`, or the body has too many values.
+    """
+    body = await read_body(request)
     check_values(body)
     return InferenceCall(
         body=body,

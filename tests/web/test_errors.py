@@ -1,5 +1,6 @@
 import gzip
 import json
+import zlib
 
 import orjson
 import pytest
@@ -49,6 +50,63 @@ async def test_errors_body_that_does_not_unpack(serve: ServeScripted) -> None:
     answer = await send_raw(await serve(), b"Content-Encoding: gzip", b"garbage")
     assert answer.startswith(b"HTTP/1.1 424 ")
     assert b"Content-Encoding" in answer
+
+
+CONTENT = b'{"inputs": "' + b"x" * 300_000 + b'"}'
+RAW = zlib.compressobj(wbits=-15)
+
+
+@pytest.mark.parametrize(
+    ("coding", "packed"),
+    [
+        ("gzip", gzip.compress(CONTENT)),
+        ("GZIP", gzip.compress(CONTENT[:5]) + gzip.compress(CONTENT[5:])),
+        ("deflate", zlib.compress(CONTENT)),
+        ("deflate", RAW.compress(CONTENT) + RAW.flush()),
+        ("identity", CONTENT),
+    ],
+)
+async def test_errors_cut_packed_body(serve: ServeScripted, coding: str, packed: bytes) -> None:
+    """All of a body is read; the first half of it is not taken for the whole."""
+    client = await serve()
+    headers = {"Content-Encoding": coding, "Content-Type": "application/json"}
+    for body, status in ((packed, 200), (packed[:-1], 424), (packed[: len(packed) // 2], 424)):
+        response = await client.post("/invocations", data=body, headers=headers)
+        assert response.status == status, await response.text()
+
+
+async def test_errors_many_packed_streams(serve: ServeScripted) -> None:
+    """Each is work, however small it is."""
+    packed = gzip.compress(b"{") + gzip.compress(b"") * 1001
+    headers = {"Content-Encoding": "gzip"}
+    response = await (await serve()).post("/invocations", data=packed, headers=headers)
+    assert response.status == 424
+    assert "1000 packed streams" in await response.text()
+
+
+@pytest.mark.parametrize("coding", ["br", "zstd"])
+async def test_errors_unsupported_coding(serve: ServeScripted, coding: str) -> None:
+    """It is refused in the form of the route, with what is supported."""
+    client, headers = await serve(), {"Content-Encoding": coding}
+    for path, status in (("/invocations", 424), ("/v1/completions", 400)):
+        response = await client.post(path, data=b"x", headers=headers)
+        error = (await response.json())["error"]
+        text = error if path == "/invocations" else error["message"]
+        assert (response.status, "gzip and deflate" in text) == (status, True)
+
+
+async def test_errors_cut_form(serve: ServeScripted) -> None:
+    """Without its end the last field may be the half of one."""
+    client, head = await serve(), b'--x\r\nContent-Disposition: form-data; name="data"\r\n\r\n'
+    headers = {"Content-Type": "multipart/form-data; boundary=x"}
+    for end, status in (
+        (b"\r\n--x--\r\n", 200),
+        (b"\r\n--x--", 200),
+        (b"\r\n--x", 424),
+        (b"", 424),
+    ):
+        body = head + b"The river" + end
+        assert (await client.post("/invocations", data=body, headers=headers)).status == status
 
 
 MALFORMED = {

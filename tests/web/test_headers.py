@@ -59,7 +59,6 @@ UNREAD = {
     "large": b"Content-Length: 65537\r\n\r\nhel",
     "of no length": b"Transfer-Encoding: chunked\r\n\r\n3\r\nhel\r\n",
     "to be asked for": b"Expect: 100-continue\r\nContent-Length: 5\r\n\r\n",
-    "damaged": b"Content-Encoding: gzip\r\nContent-Length: 5\r\n\r\nhello",
 }
 
 

@@ -24,7 +24,6 @@ _HOP_BY_HOP: Final = frozenset(
 _INFERENCE: Final = frozenset({"/invocations", *OPENAI_ROUTES} - {"/v1/models"})
 # A stored response can be read again later, from the process that made it.
 _STORED_RESPONSES: Final = "/v1/responses"
-_BODY_ENCODING: Final = frozenset({"content-encoding", "content-length"})
 KEEPALIVE_SECONDS: Final = 2.0  # idle connections between two processes cost both of them tasks
 _ORIGIN: Final = "http://first-process"  # the name is not looked up
 
@@ -71,7 +70,7 @@ class Forwarder:
 
         Raises:
             NotReadyError: the first process does not answer.
-            PayloadError: the body cannot be decompressed.
+            PayloadError: the body cannot be read.
             ResourceNotFoundError: the target is no path (`OPTIONS *`).
         """
         path = request.rel_url.raw_path_qs
@@ -133,10 +132,8 @@ class _Body:
 
 
 def _request_headers(headers: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return the headers to forward; encoding and length go where a body was decompressed."""
+    """Return the headers to forward."""
     kept = _end_to_end_headers(headers)
-    if "Content-Encoding" in headers:
-        kept = [pair for pair in kept if pair[0].lower() not in _BODY_ENCODING]
     # Bytes that are not UTF-8 become question marks, as in `request_properties`.
     return [(name, value.encode("utf-8", "replace").decode()) for name, value in kept]
 

@@ -7,7 +7,7 @@ import orjson
 from aiohttp import web
 
 from lmi_vllm.errors import BadParameterError
-from lmi_vllm.web.inference_routes import json_answer
+from lmi_vllm.web.inference_routes import json_answer, read_body
 
 Item = TypeVar("Item")
 
@@ -22,7 +22,7 @@ async def given_arguments(request: web.Request, names: Collection[str]) -> Mappi
     Raises:
         BadParameterError: the body is not a JSON object.
     """
-    body = await request.read()
+    body = await read_body(request)
     fields: dict[str, Any] = {}
     if body:
         try:

@@ -19,6 +19,7 @@ from lmi_vllm.errors import (
     ResourceNotFoundError,
 )
 from lmi_vllm.inference.service import InferenceService
+from lmi_vllm.web.inference_routes import read_body
 from lmi_vllm.web.request import OPTIONS, SERVICE, RouteGroup, Routes
 
 Fields = dict[str, Any]
@@ -109,7 +110,7 @@ async def _unload(registry: AdapterRegistry, service: InferenceService, given: F
 
 async def _fields(request: web.Request) -> Fields:
     try:
-        given = orjson.loads(await request.read())
+        given = orjson.loads(await read_body(request))
     except orjson.JSONDecodeError as error:
         text = f"The body is not valid JSON: {error}"
         raise _RefusalError(text, kind="BadRequestError") from None
