@@ -86,7 +86,7 @@ class ChunkMaker:
         if len(ids) == 1 and text and not self._splitters:
             return [text]
         if not self._job.needs_token_texts:
-            return [*[""] * (len(ids) - 1), text][: len(ids)]
+            return [text] if len(ids) == 1 else [""] * len(ids)
         splitter = self._splitters.get(index)
         if splitter is None:
             is_skipping = bool(self._job.sampling.get("skip_special_tokens", True))
@@ -134,8 +134,8 @@ class TextSplitter:
             piece = self._beginning(rest) if len(self._waiting) <= MOST_WAITING else ""
             texts.append(piece)
             rest = rest[len(piece) :]
-        if rest:
-            texts[-1:] = [text_ + rest for text_ in texts[-1:]]
+        if rest and texts:
+            texts[-1] += rest
             self._waiting.clear()
         return texts
 
