@@ -83,10 +83,11 @@ def test_server_that_does_not_start_leaves_the_figures_of_the_others(
 ) -> None:
     """The check fails by its name, and the report keeps every row, and the server's own log."""
 
-    def rows_of(suite: Suite, candidate: speed.Candidate, rows: list[list[str]]) -> None:
+    def rows_of(suite: Suite, candidate: speed.Candidate, rows: list[list[str]]) -> float:
         if candidate.name == "vllm serve":
             raise SystemExit("the server ended with 1")
         rows.append([candidate.name, "1", "100", "1", "1", "1"])
+        return 7.0
 
     monkeypatch.setattr(speed, "rows_of", rows_of)
     monkeypatch.setattr(suite, "wait_for_memory", lambda: None)
@@ -98,7 +99,7 @@ def test_server_that_does_not_start_leaves_the_figures_of_the_others(
     (outcome,) = suite.outcomes
     assert outcome.verdict == "FAIL"
     assert "vllm serve: SystemExit: the server ended with 1" in outcome.note
-    assert [row[0] for _, _, table in suite.tables for row in table] == ["lmi_vllm"]
+    assert [row[0] for _, _, table in suite.tables for row in table] == ["lmi_vllm"] * 2
 
 
 @pytest.mark.parametrize(("streams", "clients"), [(1, 1), (64, 1), (512, 8)])
@@ -115,7 +116,8 @@ def test_hundreds_of_streams_come_from_several_clients(
     monkeypatch.setattr(speed, "load", load)
     server: Any = SimpleNamespace(process=SimpleNamespace(pid=1))
     spent = iter((0.0, streams * 512 * 5e-6))
-    monkeypatch.setattr(speed, "cpu_seconds", lambda _: next(spent))
+    monkeypatch.setattr(speed, "front_ends", lambda server: [server.process])
+    monkeypatch.setattr(speed, "spent", lambda _: [next(spent)])
     found, micros = speed.measure(server, "lmi", streams)
     assert found == Load(streams, 1.0, 2.0)
     assert asked == [streams, *[streams // clients] * clients]

@@ -48,6 +48,7 @@ def main() -> int:
     parser.add_argument("--only", default=",".join(CHECKS), help="names, separated by commas")
     parser.add_argument("--shape", choices=tuple(SHAPES), help="8b, or tiny without a GPU")
     parser.add_argument("--storm-seconds", type=float, default=60)
+    parser.add_argument("--levels", default="", help="streams of `throughput`, by commas")
     parser.add_argument("--seconds", type=float, default=0, help="of the whole run; 0: no limit")
     given = parser.parse_args()
     names = given.only.split(",")
@@ -61,6 +62,7 @@ def main() -> int:
         shape=given.shape or ("8b" if machine.has_gpu else "tiny"),
         environ={name: text for name, text in os.environ.items() if name.startswith(KEPT)},
         storm_seconds=given.storm_seconds,
+        levels=tuple(map(int, filter(None, given.levels.split(",")))),
         idle=machine.memory_used(),
     )
     path = given.out / "report.md"

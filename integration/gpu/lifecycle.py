@@ -2,6 +2,8 @@
 
 import concurrent.futures
 import re
+import subprocess
+import sys
 import time
 from typing import Any
 
@@ -18,7 +20,11 @@ AUTHORIZED = {"Authorization": f"Bearer {KEY}"}
 AWAKE_SECONDS = 120.0
 CONTEXT_MIB = 200  # less than the context of one process on a device
 DRAINED_TOKENS = 400
-START_METHODS = ("spawn", "fork")  # the default on a GPU, and on a CPU
+START_METHODS = ("spawn", "")  # the second: what the server chooses
+DRIVER_PROBE = (
+    "import torch; from lmi_vllm.engine.vllm.start_method import driver_is_initialized as is_it; "
+    "torch.cuda.device_count(); print(is_it()); torch.zeros(1, device='cuda'); print(is_it())"
+)
 HEADS_DIVIDE_BY = (1, 2, 4)  # of the embedded model
 
 
@@ -88,14 +94,25 @@ def _is_healthy(server: ServerProcess, url: str) -> bool:
 
 
 def forked_engine(suite: Suite) -> str:
-    """An engine that is forked answers as one that is spawned, and need not import vLLM again."""
+    """An engine is forked by itself, answers as a spawned one, and need not import vLLM again.
+
+    On a GPU the driver must be seen as not initialised before, and as initialised once it is.
+    """
     seconds, texts = {}, set()
     for method in START_METHODS:
+        own = {"VLLM_WORKER_MULTIPROC_METHOD": method} if method else {}
         began = time.monotonic()
-        with suite.server("--demo", VLLM_WORKER_MULTIPROC_METHOD=method) as (_, url):
-            seconds[method] = time.monotonic() - began
+        with suite.server("--demo", **own) as (server, url):
+            seconds[method or "default"] = time.monotonic() - began
             texts.add((text_of(url), text_of(url, adapter="json")))
+            if not method:
+                # Our line, or vLLM's own.
+                assert not re.search("is spawned|must use the `spawn`", server.stderr)
     assert len(texts) == 1, texts
+    if suite.machine.has_gpu:
+        command = [sys.executable, "-c", DRIVER_PROBE]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.stdout.split() == ["False", "True"], (done.stdout, done.stderr[-400:])
     return "ready after " + ", ".join(f"{took:.1f} s ({how})" for how, took in seconds.items())
 
 

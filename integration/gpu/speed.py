@@ -8,6 +8,7 @@ import importlib.util
 import os
 import statistics
 import sys
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from integration.bench.cpu_time import cpu_seconds
+from integration.bench.front_ends import PROCESSES, front_ends, spent
 from integration.bench.rust_front_end import NoRustFrontEndError, rust_binary, rust_environment
 from integration.bench.servers import Running, running
 from integration.bench.serving import Load, load
@@ -24,6 +25,8 @@ from integration.gpu.suite import Suite
 
 LEVELS: Final = (1, 64, 256, 512)
 CPU_LEVELS: Final = (1, 8)
+FRONT_ENDS: Final = 4  # of our second row, where the machine has cores for them
+CORES: Final = 2 * FRONT_ENDS  # the engine and the clients take some
 TOKENS: Final = 128
 ROUNDS: Final = 4  # requests of each stream
 STREAMS_OF_A_CLIENT: Final = 64
@@ -52,13 +55,15 @@ def throughput(suite: Suite) -> str:
     model = write_shape(suite)
     rows: list[list[str]] = []
     suite.tables.append((f"Dummy weights of the {suite.shape} shape", HEAD, rows))
+    ready: list[list[str]] = []
+    suite.tables.append(("Seconds until ready", ["server", "seconds"], ready))
     found, missing = candidates(suite, model)
     failed: list[str] = []
     for candidate in found:
         suite.end_demo()
         suite.wait_for_memory()
         try:
-            rows_of(suite, candidate, rows)
+            ready.append([candidate.name, f"{rows_of(suite, candidate, rows):.1f}"])
         except (Exception, SystemExit) as error:  # noqa: BLE001 (the others are measured, too)
             failed.append(f"{candidate.name}: {type(error).__name__}: {str(error)[:300]}")
     best: dict[str, float] = {}
@@ -70,15 +75,18 @@ def throughput(suite: Suite) -> str:
     return text
 
 
-def rows_of(suite: Suite, candidate: Candidate, rows: list[list[str]]) -> None:
-    """Add a row for each number of streams, as soon as it is known."""
-    levels = LEVELS if suite.machine.has_gpu else CPU_LEVELS
+def rows_of(suite: Suite, candidate: Candidate, rows: list[list[str]]) -> float:
+    """Add a row for each number of streams, as soon as it is known; return seconds until ready."""
+    levels = suite.levels or (LEVELS if suite.machine.has_gpu else CPU_LEVELS)
     log = suite.folder / f"{candidate.name.replace(' ', '-')}.log"
+    began = time.monotonic()
     with running(candidate.command, candidate.health, candidate.environ, log) as server:
+        seconds = time.monotonic() - began
         for dialect in candidate.dialects:
             for streams in levels:
                 measured, micros = measure(server, dialect, streams)
                 rows.append(_row(f"{candidate.name} ({dialect})", streams, measured, micros))
+    return seconds
 
 
 def measure(server: Running, dialect: str, streams: int) -> tuple[Load, float]:
@@ -89,39 +97,47 @@ def measure(server: Running, dialect: str, streams: int) -> tuple[Load, float]:
     clients = max(1, streams // STREAMS_OF_A_CLIENT)
     share = streams // clients
     load(server, dialect, streams, streams, 8)  # warm up
-    before = cpu_seconds(server.process.pid)
+    processes = front_ends(server)
+    before = sum(spent(processes))
     with ThreadPoolExecutor(clients) as pool:
         asked = [
             pool.submit(load, server, dialect, share, share * ROUNDS, TOKENS)
             for _ in range(clients)
         ]
         found = [one.result() for one in asked]
-    spent = cpu_seconds(server.process.pid) - before
+    seconds = sum(spent(processes)) - before
     whole = Load(
         sum(one.tokens_per_second for one in found),
         statistics.median(one.first_token_p50 for one in found),
         max(one.first_token_p99 for one in found),
     )
-    return whole, spent / (share * clients * ROUNDS * TOKENS) * 1e6
+    return whole, seconds / (share * clients * ROUNDS * TOKENS) * 1e6
 
 
 def candidates(suite: Suite, model: Path) -> tuple[list[Candidate], str]:
     """Return the servers that can be had here, and which one cannot."""
     flags = vllm_flags(suite)
     own = dict(suite.environ)
-    ours = Candidate("lmi_vllm", partial(our_command, model), "/ping", ("lmi", "chat"), own)
+    command = partial(our_command, model)
+    ours = [Candidate("lmi_vllm", command, "/ping", ("lmi", "chat"), own)]
+    if (os.cpu_count() or 1) >= CORES:
+        several = own | {PROCESSES: str(FRONT_ENDS)}
+        name = f"lmi_vllm, {FRONT_ENDS} front ends"
+        ours.append(Candidate(name, command, "/ping", ("chat",), several))
     theirs = Candidate(
         "vllm serve", partial(their_command, model, flags), "/health", ("chat",), own
     )
     if not suite.machine.has_gpu:
-        return [ours, theirs], "vllm-rs is measured on a GPU only"
+        return [*ours, theirs], "vllm-rs is measured on a GPU only"
     try:
         binary = installed_rust() or rust_binary()
     except NoRustFrontEndError as error:
-        return [ours, theirs], f"vllm-rs was not measured: {error}"
+        return [*ours, theirs], f"vllm-rs was not measured: {error}"
     environ = own if installed_rust() else own | rust_environment()
-    command = partial(rust_command, binary, model, flags)
-    return [ours, theirs, Candidate("vllm-rs", command, "/health", ("chat",), environ)], ""
+    rust = Candidate(
+        "vllm-rs", partial(rust_command, binary, model, flags), "/health", ("chat",), environ
+    )
+    return [*ours, theirs, rust], ""
 
 
 def vllm_flags(suite: Suite) -> list[str]:

@@ -55,6 +55,7 @@ class Suite:
     shape: str
     environ: Mapping[str, str]
     storm_seconds: float
+    levels: tuple[int, ...] = ()  # streams of `throughput`; empty: those of the machine
     idle: int = 0  # MiB in use before the first server
     outcomes: list[Outcome] = field(default_factory=list)
     tables: list[tuple[str, list[str], list[list[str]]]] = field(default_factory=list)

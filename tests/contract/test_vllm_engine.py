@@ -3,7 +3,6 @@
 import asyncio
 import json
 import multiprocessing
-import os
 import shutil
 import signal
 import threading
@@ -256,27 +255,6 @@ def test_engine_that_another_thread_reaps_has_ended() -> None:
     core = SimpleNamespace(resources=SimpleNamespace(engine_manager=manager))
     assert GuardedAsyncLLM.kill(SimpleNamespace(engine_core=core), 20.0)  # type: ignore[arg-type]
     assert process.exitcode == -signal.SIGKILL
-
-
-@pytest.mark.parametrize(
-    ("is_cpu", "set_by_user", "method"),
-    [
-        (True, None, "fork"),
-        (False, None, "spawn"),
-        (True, "spawn", "spawn"),
-        (False, "fork", "fork"),
-    ],
-)
-def test_engine_is_forked_on_a_cpu_only(
-    monkeypatch: pytest.MonkeyPatch, is_cpu: bool, set_by_user: str | None, method: str
-) -> None:
-    """Spawned on a GPU: vLLM, used as a library, would fork there, past our plugin."""
-    from lmi_vllm.engine.vllm import start  # noqa: PLC0415 (imports vLLM)
-
-    monkeypatch.setenv(start.START_METHOD, "spawn" if is_cpu else "fork")  # as vLLM leaves it
-    monkeypatch.setattr(start, "CONFIGURED_METHOD", set_by_user)
-    start._choose_start_method(is_cpu=is_cpu)
-    assert os.environ[start.START_METHOD] == method
 
 
 async def test_engine_is_killed_though_the_loop_has_no_free_thread() -> None:

@@ -1,9 +1,9 @@
 """Set-up of vLLM's engine processes: they end with the server, close its sockets, report errors.
 
-The engine is forked on a CPU and spawned elsewhere (`start`), so there are two ways: a fork hook
-(`adopt_forked_engines`), and vLLM's general plugin. vLLM calls the plugin (`register_plugin`, an
-entry point in pyproject.toml) in every process that it spawns. This module imports no vLLM: both
-run before or without it.
+The engine is forked where that is safe, else spawned (`start_method`), so there are two ways: a
+fork hook (`adopt_forked_engines`), and vLLM's general plugin. vLLM calls the plugin
+(`register_plugin`, an entry point in pyproject.toml) in every process that it spawns. This module
+imports no vLLM: both run before or without it.
 """
 
 import asyncio

@@ -33,6 +33,7 @@ from lmi_vllm.engine.vllm.processes import (
     read_root_cause,
     watch_root_causes,
 )
+from lmi_vllm.engine.vllm.start_method import why_spawned
 from lmi_vllm.engine.vllm.workarounds import Scope
 from lmi_vllm.engine.vllm.workarounds.not_finite import NOT_FINITE_COUNT
 from lmi_vllm.errors import ConfigurationError, EngineStartError
@@ -98,7 +99,7 @@ def start_headless_workers(arguments: EngineArguments, *, is_cpu: bool) -> Any:
         arguments = adjusted_for_cpu(arguments)
     namespace = VllmArguments.of(arguments).namespace
     config = engine_config(namespace, 1, 0, is_cpu=is_cpu, headless=True)
-    _choose_start_method(is_cpu=is_cpu)
+    _choose_start_method(arguments, is_cpu=is_cpu)
     return headless_workers(config)
 
 
@@ -114,7 +115,7 @@ def _start(
             arguments = adjusted_for_cpu(arguments)
         read = VllmArguments.of(arguments, checked)
         config = engine_config(read.namespace, len(clients) or 1, 0, is_cpu=is_cpu)
-        _choose_start_method(is_cpu=is_cpu)
+        _choose_start_method(arguments, is_cpu=is_cpu)
         own_length = config.model_config.max_model_len
         setup = EngineSetup(read, config, profile, thread, is_cpu)
         with _sockets() as sockets:
@@ -172,14 +173,22 @@ def _sockets() -> Iterator[PrivateFolder | None]:
         del os.environ[SOCKETS_FOLDER]
 
 
-def _choose_start_method(*, is_cpu: bool) -> None:
-    """On Linux, fork the engine from here on a CPU, where everything is imported; else spawn it.
+def _choose_start_method(arguments: EngineArguments, *, is_cpu: bool) -> None:
+    """On Linux, fork the engine from here, where everything is imported; else spawn it.
 
-    create_engine_config() has just set "spawn" on a CPU. On a GPU vLLM as a library would fork.
+    create_engine_config() has just set "spawn" on a CPU. What the operator set counts: vLLM itself
+    spawns where CUDA is initialised, whatever is set.
     """
-    if sys.platform == "linux":
-        os.environ[START_METHOD] = CONFIGURED_METHOD or ("fork" if is_cpu else "spawn")
-        adopt_forked_engines()
+    if sys.platform != "linux":
+        return
+    reason = why_spawned(arguments, is_cpu=is_cpu)
+    method = CONFIGURED_METHOD or ("spawn" if reason else "fork")
+    if CONFIGURED_METHOD:
+        logger.info("the engine's process: %s, set by %s", method, START_METHOD)
+    elif reason:
+        logger.info("the engine's process is spawned and imports vLLM again: %s", reason)
+    os.environ[START_METHOD] = method
+    adopt_forked_engines()
 
 
 @contextlib.contextmanager
