@@ -1,7 +1,7 @@
 """The extension points of the core, and how extras are found.
 
 An extra is a package `lmi_vllm/extras/<name>/` whose `__init__.py` declares `EXTRA = Extra(...)`.
-The folder is the registration: deleting it removes what it adds, and nothing else breaks. Extras
+`ORDER` lists them all. Extras
 import the core. The core imports none of them and calls `extensions` where it can be extended. An
 `__init__.py` imports this module and nothing slow. A `Lazy` names a value that needs a library, or
 a package of the core. It is imported when it is used, so `explain` and `--help` stay fast.
@@ -9,7 +9,6 @@ a package of the core. It is imported when it is used, so `explain` and `--help`
 
 import functools
 import importlib
-import pkgutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -39,6 +38,28 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _PACKAGE: Final = "lmi_vllm.extras"
+# Every extra. What comes first is asked first: its translation rules, request steps and routes are
+# before those of others. Its lifespan begins first and ends last.
+ORDER: Final = (
+    # Where models and adapters come from, and what is done to their files.
+    "hub", "object_stores", "archives", "requirements", "pickled_adapters", "custom_code",
+    # What may refuse a start or a request.
+    "secure_mode", "free_memory", "tls", "grammar_trials", "media_urls",
+    # The meaning of settings: names of other servers come before what they may stand for.
+    "retired_options", "speculation", "lmcache", "nodes", "guide_defaults",
+    # Engines, and models that vLLM lacks: an architecture is mapped before an engine is chosen.
+    "legacy_models", "seq2seq", "scripted", "token_lane", "compile_cache", "front_ends",
+    # Adapters: a name is looked for in the store before it is shared with other replicas.
+    "adapter_store", "adapters_state", "vllm_adapters", "lora_series",
+    # Requests: one with a deferred answer has a session like any other; texts are embedded last.
+    "deferred", "sessions", "text_embedding",
+    # Routes; what `api_docs` describes is above it.
+    "root_path", "management", "kserve", "tgi", "api_docs", "console",
+    # What watches and reports; traces are sent off once sessions have been copied.
+    "error_rates", "watchdogs", "exporters", "load_reports", "start_summary", "traces",
+    # Verbs, in the order of `--help`.
+    "validate", "fetch", "migrate", "bench", "image",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -165,14 +186,9 @@ class Extra:
 
 @functools.cache
 def extras() -> Mapping[str, Extra]:
-    """Return every extra that is installed, by name, in the order of the names."""
-    try:
-        package = importlib.import_module(_PACKAGE)
-    except ModuleNotFoundError:
-        return MappingProxyType({})
-    names = sorted(found.name for found in pkgutil.iter_modules(package.__path__) if found.ispkg)
+    """Return every extra by name, in their order."""
     return MappingProxyType(
-        {name: importlib.import_module(f"{_PACKAGE}.{name}").EXTRA for name in names}
+        {name: importlib.import_module(f"{_PACKAGE}.{name}").EXTRA for name in ORDER}
     )
 
 
@@ -185,5 +201,12 @@ def extensions(point: Callable[[Extra], "Lazy[T] | tuple[Lazy[T], ...] | None"])
 
 
 def extension(point: Callable[[Extra], Lazy[T] | None]) -> T | None:
-    """Return the value of an extension point that at most one extra has; None without it."""
-    return next(extensions(point), None)
+    """Return the value of an extension point that at most one extra has; None without it.
+
+    Raises:
+        ValueError: two extras have it.
+    """
+    found = {name: place for name, extra in extras().items() if (place := point(extra))}
+    if len(found) > 1:
+        raise ValueError(f"only one extra may provide this: {' and '.join(found)}")
+    return next((place.load() for place in found.values()), None)

@@ -53,6 +53,21 @@ def text_part(config: Mapping[str, object]) -> Mapping[str, object]:
     return {**config, **text} if isinstance(text, dict) else config
 
 
+def number_of(body: Mapping[str, object], *keys: str) -> int | None:
+    """The first of `keys` that holds a number above 0."""
+    for key in keys:
+        value = body.get(key)
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            return value
+    return None
+
+
+def head_counts(body: Mapping[str, object]) -> tuple[int | None, int | None]:
+    """The attention heads and the KV heads of a decoder; None where they are not stated."""
+    heads = number_of(body, "num_attention_heads", "n_head", "num_heads")
+    return heads, number_of(body, "num_key_value_heads", "num_kv_heads", "n_head_kv") or heads
+
+
 def _is_mixture(body: Mapping[str, object]) -> bool:
     """Whether the model, or a part of it, has experts; Ernie counts them for text and pictures."""
     counts = (body.get(name) for name in _EXPERT_COUNTS)

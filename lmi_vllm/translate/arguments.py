@@ -36,6 +36,7 @@ from lmi_vllm.translate import parallel
 from lmi_vllm.translate import rules as engine_rules
 from lmi_vllm.translate.devices import Devices
 from lmi_vllm.translate.draft import ArgumentDraft, Rule
+from lmi_vllm.translate.heads import offer_sizes, refuse_size
 from lmi_vllm.translate.serving_profile import build_serving_profile
 
 # What is known of a model's files before they are fetched.
@@ -137,6 +138,7 @@ def translate(
     for rule in extensions(lambda extra: extra.fallback_rules):
         rule(draft)
     _put_defaults(draft)
+    offer_sizes(draft)
     for rule in extensions(lambda extra: extra.placement_rules):
         rule(draft)
     parallel.assign_devices(draft)
@@ -206,8 +208,8 @@ def translate_checkpoint(
 
 
 def _with_checkpoint_rules(draft: ArgumentDraft) -> Translation:
-    """The translation of `draft`, after the extras' rules that read the model's config.json."""
-    for rule in extensions(lambda extra: extra.checkpoint_rules):
+    """The translation of `draft`, after the rules that read the model's config.json."""
+    for rule in (*extensions(lambda extra: extra.checkpoint_rules), refuse_size):
         rule(draft)
     shape = read_checkpoint(draft.config)
     draft.errors += unsupported_quantization(shape)

@@ -1,8 +1,7 @@
-"""The registry of extras: a folder is all it takes, and what it names exists."""
+"""The registry of extras: one list in an order that means something, and what it names exists."""
 
 import importlib
 import math
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from itertools import chain
@@ -13,7 +12,7 @@ import pytest
 import lmi_vllm
 from lmi_vllm import extension as extension_module
 from lmi_vllm.config.unknown_names import READ_BY_EXTRAS
-from lmi_vllm.extension import Extra, Lazy, Verb, extension, extensions, extras
+from lmi_vllm.extension import ORDER, Extra, Lazy, Verb, extension, extensions, extras
 from tests.unit.test_imports_exist import defined
 
 FOLDER = Path(lmi_vllm.__file__).parent / "extras"
@@ -35,9 +34,10 @@ def places(value: object) -> Iterator[str]:
         yield from chain(*(places(getattr(value, field.name)) for field in fields(value)))
 
 
-def test_every_folder_is_an_extra() -> None:
-    """Nothing lists them by name."""
-    assert list(extras()) == NAMES
+def test_every_folder_is_in_the_order() -> None:
+    """Once, at the place that somebody chose."""
+    assert sorted(extras()) == NAMES
+    assert list(extras()) == list(ORDER)
     assert all(isinstance(extra, Extra) for extra in extras().values())
 
 
@@ -52,6 +52,14 @@ def test_extension_point_is_read_from_all_extras(monkeypatch: pytest.MonkeyPatch
     assert [*extensions(lambda extra: extra.tls)] == [math.exp]
     assert extension(lambda extra: extra.tls) is math.exp
     assert extension(lambda extra: extra.media) is None
+
+
+def test_second_provider_of_one_thing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By both names: none of them wins in silence."""
+    found = {"a": Extra(tls=Lazy("math:exp")), "b": Extra(tls=Lazy("math:sin")), "c": Extra()}
+    monkeypatch.setattr(extension_module, "extras", lambda: found)
+    with pytest.raises(ValueError, match="only one extra may provide this: a and b"):
+        extension(lambda extra: extra.tls)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -76,9 +84,3 @@ def test_declaration_of_an_extra_is_cheap(name: str) -> None:
 def test_extras_that_rows_of_the_core_name_exist() -> None:
     """Where one is missing, what was set for it is reported with its name."""
     assert {*READ_BY_EXTRAS.values()} <= {*NAMES}
-
-
-def test_package_without_extras_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The whole folder may go."""
-    monkeypatch.setitem(sys.modules, "lmi_vllm.extras", None)
-    assert extras.__wrapped__() == {}

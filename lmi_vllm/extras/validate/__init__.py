@@ -3,7 +3,7 @@
 from types import MappingProxyType
 from typing import Final
 
-from lmi_vllm.extension import Extra, Lazy, Verb
+from lmi_vllm.extension import Extra, Verb
 
 EXTRA: Final = Extra(
     verbs=MappingProxyType(
@@ -14,6 +14,4 @@ EXTRA: Final = Extra(
             )
         }
     ),
-    placement_rules=(Lazy("lmi_vllm.extras.validate.model_shape:offer_sizes"),),
-    checkpoint_rules=(Lazy("lmi_vllm.extras.validate.model_shape:refuse_size"),),
 )

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from lmi_vllm.checks.model import text_part
-from lmi_vllm.extras.validate.weights import number_of
+from lmi_vllm.checks.model import number_of, text_part
 
 _BLOCK: Final = 16  # tokens of a block of the cache
 # vLLM groups layers by the smaller kind, unless the larger one has less than this many times it.

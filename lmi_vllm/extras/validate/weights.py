@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from lmi_vllm.checks.model import text_part
+from lmi_vllm.checks.model import number_of, text_part
 
 # Families whose MLP has no gate: two matrices instead of three.
 _WITHOUT_GATE: Final = (
@@ -235,12 +235,3 @@ def _compressed_bits(quantization: Mapping[str, object]) -> float | None:
     if not isinstance(scheme, dict):
         return None
     return _grouped_bits(scheme, number_of(scheme, "num_bits"))
-
-
-def number_of(body: Mapping[str, object], *keys: str) -> int | None:
-    """The first of `keys` that holds a number above 0."""
-    for key in keys:
-        value = body.get(key)
-        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-            return value
-    return None

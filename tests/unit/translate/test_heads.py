@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from lmi_vllm import extension
 from lmi_vllm.checks.model_config import ModelFiles
 from lmi_vllm.config.load import load_settings
 from lmi_vllm.config.properties import parse_properties
@@ -99,3 +100,12 @@ def test_fetched_model_of_other_heads_is_refused(tmp_path: Path) -> None:
     model = ModelArtifacts("lmi", "acme/assistant", str(tmp_path))
     (error,) = translate_checkpoint(settings, model, devices, before.arguments).errors
     assert "possible are 1, 2, 4, 28" in error
+
+
+def test_sizes_are_part_of_every_translation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They do not depend on a verb that shows them."""
+    monkeypatch.setattr(extension, "extras", dict)
+    config = QWEN | {"num_attention_heads": 6, "num_key_value_heads": 6}
+    assert translated("", 8, config).arguments.values["tensor_parallel_size"] == 6
+    (error,) = translated("option.tensor_parallel_degree=4", 8, config).errors
+    assert "possible are 1, 2, 3, 6" in error
