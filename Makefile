@@ -9,8 +9,7 @@ PYTEST := $(PY) -m pytest
 PARALLEL := -n logical --maxprocesses 8 --dist worksteal
 IN_PROCESS := tests/unit tests/web tests/server
 # What `make unit` leaves out and nothing else of `make test` proves (tests/support/long_tests.py).
-PROOFS := tests/unit/extras/adapter_store/test_bounds.py tests/unit/extras/adapters_state/test_sharing.py \
-	"tests/unit/test_deletable_extras.py::test_server_works_without[all]"
+PROOFS := tests/unit/extras/adapter_store/test_bounds.py tests/unit/extras/adapters_state/test_sharing.py
 
 .PHONY: setup serve test test-all check lint format unit contract integration matrix docs site bench storm chaos fleet fuzz gpu pictures
 .PHONY: constraints release clean

@@ -106,12 +106,12 @@ class Extra:
     verbs: Mapping[str, Verb] = field(default_factory=lambda: MappingProxyType({}))
     # Environment variables that `serve` sets before it imports anything, out of those it was given.
     serve_variables: "tuple[Lazy[Callable[[Mapping[str, str]], Mapping[str, str]]], ...]" = ()
-    # The TLS context of `https://` addresses, or a StartupError; at most one extra has it.
+    # The TLS context of `https://` addresses, or a StartupError; one extra has it.
     tls: "Lazy[Callable[[Settings, Mapping[str, str]], ssl.SSLContext]] | None" = None
     # Routes of every listener, and those that depend on the listener (None: it has none of them).
     routes: "tuple[Lazy[RouteGroup], ...]" = ()
     listener_routes: "tuple[Lazy[Callable[[ListenerContext], RouteGroup | None]], ...]" = ()
-    # A prefix in front of the paths of every listener; at most one extra has it.
+    # A prefix in front of the paths of every listener; one extra has it.
     path_prefix: "Lazy[Callable[[Settings], PathPrefix | None]] | None" = None
     # The loader of users' code: the model's own, and that of adapters.
     custom_code: "Lazy[Callable[[], CodeLoader]] | None" = None
@@ -132,35 +132,35 @@ class Extra:
     named_engines: "Mapping[str, Lazy[Callable[[Mapping[str, str]], EngineFactory]]]" = field(
         default_factory=lambda: MappingProxyType({})
     )
-    # What has vLLM load media of messages, within a `MediaPolicy`; at most one extra has it.
+    # What has vLLM load media of messages, within a `MediaPolicy`; one extra has it.
     media: "Lazy[Callable[[Any], None]] | None" = None
     # What tries a grammar before the engine gets it, made with the engine's client, and with the
-    # seconds and the thread of its trials; at most one extra has it.
+    # seconds and the thread of its trials; one extra has it.
     grammar_trials: "Lazy[Callable[[object, float, ThreadPoolExecutor], CheckGrammar]] | None" = (
         None
     )
-    # What watches grammars in the engine, made with its scheduler; at most one extra has it.
+    # What watches grammars in the engine, made with its scheduler; one extra has it.
     engine_grammars: "Lazy[Callable[[object], EngineGrammars]] | None" = None
     # What takes tokens of plain requests before vLLM's output processor, made with the tokenizer;
-    # at most one extra has it.
+    # one extra has it.
     token_lane: "Lazy[Callable[[object], TokenLane]] | None" = None
     # What turns the pickle of an adapter into safetensors, given both paths, and returns why that
-    # cannot be; at most one extra has it.
+    # cannot be; one extra has it.
     pickled_weights: "Lazy[Callable[[Path, Path], str]] | None" = None
     # What `explain` adds: notes and rows.
     explained_note: "Lazy[ExplainedNote] | None" = None
     explained_rows: "Lazy[ExplainedRows] | None" = None
-    # What unpacks an archive; at most one extra has it.
+    # What unpacks an archive; one extra has it.
     archives: "Lazy[Extract] | None" = None
     # Stores of models and adapters, one for each URL scheme.
     stores: "tuple[Lazy[Store], ...]" = ()
-    # The source of ids that are neither paths nor URLs; at most one extra has it.
+    # The source of ids that are neither paths nor URLs; one extra has it.
     repositories: "Lazy[Repositories] | None" = None
     # Model classes to register with vLLM: name in `architectures` -> `module:Class`.
     model_classes: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     # Downloads in addition to the model (draft models); each returns the arguments with their path.
     additional_downloads: "tuple[Lazy[AdditionalDownload], ...]" = ()
-    # The installer of a model's packages; at most one extra has it.
+    # The installer of a model's packages; one extra has it.
     packages: "Lazy[MakePackages] | None" = None
     # Environment variables for libraries, set when a start is planned.
     plan_variables: "tuple[Lazy[PlanVariables], ...]" = ()
@@ -173,7 +173,7 @@ class Extra:
     # Secure mode's checks of a start and of an adapter.
     start_check: "Lazy[StartCheck] | None" = None
     adapter_check: "Lazy[AdapterCheck] | None" = None
-    # What runs in a server that starts without a model; at most one extra has it.
+    # What runs in a server that starts without a model; one extra has it.
     without_model: "Lazy[WithoutModel] | None" = None
     # Hooks around each start of a model; None where the settings do not ask for them.
     around_start: "Lazy[Callable[[PlannedStart], AroundStart | None]] | None" = None
@@ -200,13 +200,14 @@ def extensions(point: Callable[[Extra], "Lazy[T] | tuple[Lazy[T], ...] | None"])
         yield from (place.load() for place in places)
 
 
-def extension(point: Callable[[Extra], Lazy[T] | None]) -> T | None:
-    """Return the value of an extension point that at most one extra has; None without it.
+def extension(point: Callable[[Extra], Lazy[T] | None]) -> T:
+    """Return the value of an extension point that one extra has.
 
     Raises:
-        ValueError: two extras have it.
+        ValueError: two extras have it, or none.
     """
     found = {name: place for name, extra in extras().items() if (place := point(extra))}
-    if len(found) > 1:
-        raise ValueError(f"only one extra may provide this: {' and '.join(found)}")
-    return next((place.load() for place in found.values()), None)
+    if len(found) != 1:
+        raise ValueError(f"one extra must provide this: {' and '.join(found) or 'none does'}")
+    (place,) = found.values()
+    return place.load()

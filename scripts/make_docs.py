@@ -1,8 +1,7 @@
 """Write the pages that follow from tables in the code; `--check` fails on stale ones.
 
 The pages are config/option-reference.md, config/metrics.md, docs/http-api.md and
-docs/vllm-routes.md. config/serving.properties.schema.json is for editors. names_of_extras.json
-tells the core which settings an extra reads that is not installed.
+docs/vllm-routes.md. config/serving.properties.schema.json is for editors.
 """
 
 import json
@@ -33,15 +32,12 @@ from lmi_vllm.config.options.row import (
     OTHER_BACKENDS,
     EffectWord,
     Option,
-    Rows,
 )
 from lmi_vllm.config.vllm_schema import VllmArgument, VllmRelease, read_release
-from lmi_vllm.extension import extras
 from lmi_vllm.extras.metrics import ALL as EXTRA_METRICS
 from lmi_vllm.telemetry.metrics import ALL as CORE_METRICS
 
 CONFIG_FOLDER: Final = Path(__file__).resolve().parent.parent / "config"
-PACKAGE_DATA: Final = CONFIG_FOLDER.parent / "lmi_vllm" / "config" / "data"
 
 INTRODUCTION: Final = """\
 # Option reference
@@ -335,26 +331,11 @@ def schema() -> str:
     return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
 
 
-def names_of_extras() -> str:
-    """What each extra reads; not what has no effect with it either, since unknown says as much."""
-    found: dict[str, list[str]] = {}
-    silent = (EffectWord.WARNS, EffectWord.NONE)
-    for name, extra in extras().items():
-        brought = (row for kind in extra.settings for row in kind.load().rows)
-        rows = Rows.of(row for row in brought if row.effect.word not in silent)
-        keys = [row.name for row in (*rows.server, *rows.variables)]
-        keys += [f"option.{name}" for row in rows.options for name in (row.name, *row.aliases)]
-        if keys:
-            found[name] = keys
-    return json.dumps(found, indent=1) + "\n"
-
-
 def main() -> int:
     """Write the pages, or with --check say which are stale."""
     pages = {
         CONFIG_FOLDER / "option-reference.md": reference(),
         CONFIG_FOLDER / "serving.properties.schema.json": schema(),
-        PACKAGE_DATA / "names_of_extras.json": names_of_extras(),
         CONFIG_FOLDER / "metrics.md": metrics_page(),
         CONFIG_FOLDER.parent / "docs" / "http-api.md": http_api_page(),
         CONFIG_FOLDER.parent / "docs" / "memory.md": memory_page(),

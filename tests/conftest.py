@@ -18,7 +18,7 @@ from lmi_vllm.inference.lifecycle import Lifecycle, State
 from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import ServingProfile
-from lmi_vllm.server.code_start import NOT_INSTALLED, ModelCode
+from lmi_vllm.server.code_start import SWITCHED_OFF, ModelCode
 from lmi_vllm.web.app import WebOptions, create_app
 from tests.support.scripted_application import DESCRIPTION, ScriptedApplication
 
@@ -85,7 +85,7 @@ def serve(aiohttp_client: AiohttpClient, engine: ScriptedEngine) -> ServeScripte
         limit: int = 1000,
         options: WebOptions | None = None,
         is_ready: bool = True,
-        code: ModelCode = NOT_INSTALLED,
+        code: ModelCode = SWITCHED_OFF,
         statuses: StatusTable = DEFAULT_STATUSES,
     ) -> TestClient:
         profile = profile or ServingProfile(model_name="demo")

@@ -1,6 +1,6 @@
 """The addresses where the server listens, and the API keys.
 
-`https://` needs an extra. Another management address is a second listener, which has only the
+Another management address is a second listener, which has only the
 management routes. Files are read when the port opens, and by `explain`.
 """
 
@@ -118,16 +118,11 @@ def listener_tls(settings: Settings, environ: Mapping[str, str]) -> ssl.SSLConte
     """Return the TLS context of the listeners; None if no address begins with https.
 
     Raises:
-        StartupError: its files cannot be used, or the extra that reads them is not installed.
+        StartupError: its files cannot be used.
     """
-    plan = listen_plan(settings.server)
-    if not plan.is_tls:
+    if not listen_plan(settings.server).is_tls:
         return None
-    if make_tls := extension(lambda extra: extra.tls):
-        return make_tls(settings, environ)
-    details = settings.server.details
-    address = details.inference_address if plan.inference.is_tls else details.management_address
-    raise StartupError(f"{address.stated} needs the extra tls, which is not installed")
+    return extension(lambda extra: extra.tls)(settings, environ)
 
 
 def api_keys(server: ServerOptions) -> tuple[str, ...]:

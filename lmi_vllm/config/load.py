@@ -80,7 +80,6 @@ class _Load:
         self.report.add(self.passed)
         names = self._unknown_names(config, server)
         unread = (*self.model.extra, *names.collect())
-        names.report_without_extra((*model.details.values(), *server.details.values()))
         self._check(model, server, others)
         return Settings(
             model, server, others, unread, self.report.warnings, self.report.errors, file

@@ -93,7 +93,7 @@ class ExtraSettings(LayeredSettings):
 
 
 def extra_settings() -> tuple[type[ExtraSettings], ...]:
-    """The classes of settings of the installed extras."""
+    """The classes of settings of the extras."""
     return tuple(extensions(lambda extra: extra.settings))
 
 

@@ -1,11 +1,7 @@
-"""Reports each unknown name once, with similar names, or the extra that it needs."""
+"""Reports each unknown name once, with similar names."""
 
-import functools
-import json
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from types import MappingProxyType
 from typing import Final
 
 from lmi_vllm.config.options.row import CONFIG, ENV, FILE, EffectWord, Option
@@ -20,29 +16,10 @@ from lmi_vllm.config.variable_names import (
     is_kubernetes_made,
     variable_suggestions,
 )
-from lmi_vllm.extension import extras
 from lmi_vllm.messages import Origin, OriginKind
 
-# Extra -> the names that it reads (`make docs` writes the file). A setting of an extra that is not
-# installed is reported by it.
-_NAMES: Final = Path(__file__).parent / "data" / "names_of_extras.json"
 # Variables of `make` and the tests, which `make serve` passes on.
 _OF_MAKE: Final = ("LMI_VLLM_", "LMI_TEST_")
-# Rows of the core (several extras or the core read them) whose effect needs one extra.
-READ_BY_EXTRAS: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "LMI_CONSOLE": "console",
-        "LMI_FRONTEND_PROCESSES": "front_ends",
-        "LMI_TOKEN_LANE": "token_lane",
-    }
-)
-
-
-@functools.cache
-def _extra_of() -> Mapping[str, str]:
-    """The extra of each name that an extra reads."""
-    names: dict[str, list[str]] = json.loads(_NAMES.read_bytes())
-    return MappingProxyType({name: extra for extra, found in names.items() for name in found})
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +55,7 @@ class UnknownNames:
             if raw.origin.kind is OriginKind.VARIABLE:
                 yield self._unknown_variable(raw)
             else:
-                reason = _needs(key) or f"is not known and has no effect; {file_suggestions(key)}"
+                reason = f"is not known and has no effect; {file_suggestions(key)}"
                 yield self._unknown(raw, f"{key} ({raw.origin}) {reason}")
 
     def _server_variables(self) -> Iterator[Setting]:
@@ -99,8 +76,7 @@ class UnknownNames:
             origin = config.origin(entry)
             if row is None or row.written == (FILE,):
                 names = [name for name in rows if CONFIG in rows[name].written]
-                unknown = f"is not known and has no effect; {closest(key, names)}"
-                sentence = f"{key} ({origin}) {_needs(key) or unknown}"
+                sentence = f"{key} ({origin}) is not known and has no effect; {closest(key, names)}"
                 yield self._unknown(RawValue(key, entry.value, origin), sentence)
             elif CONFIG not in row.written:
                 self.report.warn(f"{key} ({origin}) has no effect there: set SERVING_{key.upper()}")
@@ -116,24 +92,13 @@ class UnknownNames:
                 continue
             is_ours = name.startswith(OWN_PREFIX) and not name.startswith(_OF_MAKE)
             is_ours = is_ours and not is_kubernetes_made(name, text)
-            if (is_ours or (name in _extra_of() and text)) and name not in self.variables:
+            if is_ours and name not in self.variables:
                 yield self._unknown_variable(raw)
 
     def _unknown_variable(self, raw: RawValue) -> Setting:
-        """A variable of an extra that is not installed, or an unknown one."""
-        if reason := _needs(raw.key):
-            return self._unknown(raw, f"{raw.origin} {reason}")
+        """An unknown variable."""
         advice = variable_suggestions(raw.origin.name, self.variables)
         return self._unknown(raw, f"{raw.origin} is not known and has no effect; {advice}")
-
-    def report_without_extra(self, settings: Iterable[Setting]) -> None:
-        """Report settings of the core that need an extra that is not installed."""
-        for setting in settings:
-            extra = READ_BY_EXTRAS.get(setting.name)
-            if extra is not None and setting.is_set and extra not in extras():
-                (self.report.fail if self.is_strict else self.report.warn)(
-                    f"{setting.label} {_missing(extra)}", setting
-                )
 
     def _unknown(self, raw: RawValue, sentence: str) -> Setting:
         """One unknown name: a warning, in strict mode an error."""
@@ -141,13 +106,3 @@ class UnknownNames:
         name = raw.key.removeprefix(FILE_PREFIX)
         text = MASK if is_secret(raw.origin.name) else mask_text(name, raw.text)
         return Setting(name, text, raw.origin, EffectWord.UNKNOWN, (), sentence, raw.key)
-
-
-def _needs(key: str) -> str:
-    """The reason why a name of a missing extra has no effect; empty for other names."""
-    extra = _extra_of().get(key)
-    return _missing(extra) if extra else ""
-
-
-def _missing(extra: str) -> str:
-    return f"has no effect: it needs the extra {extra}, which is not installed"

@@ -121,18 +121,13 @@ class UnloadedCode:
 
 
 SWITCHED_OFF: Final = UnloadedCode(f"{CUSTOM_CODE}=none", f"{CUSTOM_CODE}=none forbids")
-NOT_INSTALLED: Final = UnloadedCode(
-    "the custom_code extra is not installed",
-    "cannot be loaded: the custom_code extra is not installed",
-)
 
 
 def code_loader(settings: Settings) -> CodeLoader:
-    """Return the extra's loader, or one that only warns: LMI_CUSTOM_CODE=none, or no such extra."""
+    """Return the extra's loader, or with LMI_CUSTOM_CODE=none one that only warns."""
     if settings.server.lmi_custom_code == "none":
         return SWITCHED_OFF
-    loader = extension(lambda extra: extra.custom_code)
-    return NOT_INSTALLED if loader is None else loader()
+    return extension(lambda extra: extra.custom_code)()
 
 
 def warn_of_handlers(environ: Mapping[str, str], reason: str) -> None:

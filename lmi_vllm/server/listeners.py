@@ -132,7 +132,6 @@ def curl_line(url: str, *, has_key: bool) -> str:
 def web_options(settings: Settings) -> WebOptions:
     """Return the arguments of the application of any listener."""
     server = settings.server
-    make_prefix = extension(lambda extra: extra.path_prefix)
     cors = {
         f"Access-Control-Allow-{header}": value
         for header, value in (
@@ -147,7 +146,7 @@ def web_options(settings: Settings) -> WebOptions:
         request_id_header=server.request_id_header_key,
         api_keys=api_keys(server),
         allows_handler_override=server.allow_request_handler_override,
-        prefix=make_prefix(settings) if make_prefix else None,
+        prefix=extension(lambda extra: extra.path_prefix)(settings),
         cors_headers=MappingProxyType(cors),
         default_accept=server.sagemaker_default_invocations_accept or "",
         timeouts=ClientTimeouts(

@@ -94,11 +94,6 @@ class ModelManager:
     async def _wait_for_models(self, url: str, make: MakeSupervisor) -> Outcome:
         """Serve as a healthy server without a model; POST /models loads one."""
         without_model = extension(lambda extra: extra.without_model)
-        if without_model is None:
-            raise StartupError(
-                "a server that is started without a model needs the extra management, which is "
-                "not installed"
-            )
         self._running = slot = without_model(self._context, self._typed, make)
         print_lines(f"Ready on {url} without a model: POST /models loads one")
         return await slot.run()

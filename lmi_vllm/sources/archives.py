@@ -38,13 +38,9 @@ def extract_archive(
     `source` is the name of the archive in errors.
 
     Raises:
-        DownloadError: it is damaged, beyond `limits`, or holds what is never extracted; or the
-            extra for archives is not installed.
+        DownloadError: it is damaged, beyond `limits`, or holds what is never extracted.
     """
-    extract = extension(lambda extra: extra.archives)
-    if extract is None:
-        raise DownloadError(f"{source} needs the extra archives, which is not installed")
-    return extract(archive, destination, source, limits)
+    return extension(lambda extra: extra.archives)(archive, destination, source, limits)
 
 
 def unpacked_directory(archive: Path, environ: Mapping[str, str], kind: str = "model") -> Path:

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from lmi_vllm.errors import DownloadError
 from lmi_vllm.extension import extension, extensions
 from lmi_vllm.sources.base import (
     FetchRequest,
@@ -22,7 +21,6 @@ from lmi_vllm.sources.base import (
 from lmi_vllm.sources.local import LocalPaths
 
 _LOCAL: Final = LocalPaths()
-_STORES: Final = "object_stores"
 
 
 def stores() -> tuple[Store, ...]:
@@ -39,21 +37,12 @@ def store_of(reference: str) -> Store | None:
 
 def source_of(reference: str) -> Source:
     """The source of `reference`; the hub takes what no other source claims."""
-    return _LOCAL if _LOCAL.claims(reference) else store_of(reference) or hub(reference)
+    return _LOCAL if _LOCAL.claims(reference) else store_of(reference) or hub()
 
 
-def hub(reference: str) -> Repositories:
-    """The hub, for this id.
-
-    Raises:
-        DownloadError: its extra is not installed.
-    """
-    hub_source = extension(lambda extra: extra.repositories)
-    if hub_source is None:
-        raise DownloadError(
-            f"{reference!r} is no existing path; hub ids need the extra hub, which is not installed"
-        )
-    return hub_source
+def hub() -> Repositories:
+    """The hub: the source of what no other source claims."""
+    return extension(lambda extra: extra.repositories)
 
 
 def fetch_model(  # noqa: PLR0913 - one name for each thing that start-up knows
@@ -110,10 +99,8 @@ def is_streamed_by_vllm(reference: str) -> bool:
 
 
 def unclaimed_reason() -> str:
-    """The end of a message about a URL that no store has: the schemes there are."""
-    if known := store_examples()[:1]:
-        return f"is no URL of a store, such as {known[0]}"
-    return f"needs the extra {_STORES}, which is not installed"
+    """The end of a message about a URL that no store has: an example of one."""
+    return f"is no URL of a store, such as {store_examples()[0]}"
 
 
 def store_examples() -> tuple[str, ...]:

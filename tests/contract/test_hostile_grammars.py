@@ -180,17 +180,6 @@ def test_each_constraint_is_compiled_by_its_own_library(run: LoopThread) -> None
     run(engine.close())
 
 
-async def test_grammars_are_refused_without_the_trials_extra() -> None:
-    """Without the extra that tries grammars a constraint is refused, unless trials are off."""
-    from vllm.exceptions import VLLMValidationError  # noqa: PLC0415 (as below)
-    from vllm.sampling_params import StructuredOutputsParams  # noqa: PLC0415
-
-    from lmi_vllm.engine.vllm.outputs import refuse_untried  # noqa: PLC0415 (imports vLLM)
-
-    with pytest.raises(VLLMValidationError, match="needs the extra grammar_trials"):
-        await refuse_untried(StructuredOutputsParams(regex="[0-9]"), 8, "")
-
-
 def test_constraint_of_any_library_is_tried(run: LoopThread, vllm_engine: Engine) -> None:
     """What only another library takes is compiled by that one, in the child and in the engine."""
     for constraint, text in OTHER_LIBRARIES.values():

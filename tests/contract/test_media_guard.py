@@ -81,16 +81,6 @@ async def test_connector_refuses_addresses_that_are_not_public(url: str) -> None
         connector.fetch_image(url)
 
 
-async def test_no_media_are_loaded_without_the_extra(url: str) -> None:
-    """Neither of a URL nor of data: nothing would bound what is decoded."""
-    from lmi_vllm.engine.vllm.engine import NoMedia  # noqa: PLC0415 (imports all of vLLM)
-
-    with pytest.raises(VLLMValidationError, match="need the extra media_urls"):
-        await NoMedia().fetch_image_async(url)
-    with pytest.raises(VLLMValidationError, match="need the extra media_urls"):
-        NoMedia().fetch_image(data_url(png()))
-
-
 async def test_connector_fetches_where_allowed(url: str) -> None:
     """With LMI_MEDIA_ALLOW_PRIVATE the same URL is an image; domains still count."""
     guard_media(MediaPolicy(allows_private=True))

@@ -62,8 +62,6 @@ LONG: Final[Mapping[str, str]] = MappingProxyType({
     "integration/client_sagemaker_runtime.py": _LANES,
     "integration/compile_cache_is_kept.py": "tests/unit/extras/compile_cache",
     "integration/console_in_a_browser.py": _CONSOLE,
-    "integration/core_without_extras.py":
-        "tests/unit/test_deletable_extras.py, a server without any extra",
     "integration/encoder_decoder_model.py": "tests/contract/test_transformers_engine.py",
     "integration/endurance.py": "tests/web/test_streams.py and tests/server/test_drain.py",
     "integration/engine_restart.py::test_stall_is_noticed_and_one_that_lasts_replaces_the_engine":
@@ -128,7 +126,6 @@ SLOW: Final[Mapping[str, str]] = MappingProxyType({
     "tests/unit/extras/requirements/": "pip",
     "tests/unit/extras/sessions/test_shared.py": "an S3 server that hangs",
     "tests/unit/scripts/": "processes of pytest and of the linters",
-    "tests/unit/test_deletable_extras.py": "a server without each extra",
     "tests/unit/test_documentation.py": "the site is built",
     "tests/unit/test_engine_starts.py": "processes of pytest",
     "tests/unit/test_imports_exist.py": "each import of each file is tried",
@@ -145,7 +142,6 @@ def is_slow(test: str) -> bool:
 PROOFS: Final = (
     "tests/unit/extras/adapter_store/test_bounds.py",
     "tests/unit/extras/adapters_state/test_sharing.py",
-    "tests/unit/test_deletable_extras.py::test_server_works_without[all]",
 )
 
 

@@ -11,7 +11,6 @@ import pytest
 
 import lmi_vllm
 from lmi_vllm import extension as extension_module
-from lmi_vllm.config.unknown_names import READ_BY_EXTRAS
 from lmi_vllm.extension import ORDER, Extra, Lazy, Verb, extension, extensions, extras
 from tests.unit.test_imports_exist import defined
 
@@ -35,14 +34,14 @@ def places(value: object) -> Iterator[str]:
 
 
 def test_every_folder_is_in_the_order() -> None:
-    """Once, at the place that somebody chose."""
+    """Once, at the place that was chosen for it."""
     assert sorted(extras()) == NAMES
     assert list(extras()) == list(ORDER)
     assert all(isinstance(extra, Extra) for extra in extras().values())
 
 
 def test_extension_point_is_read_from_all_extras(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the order of their names; of a point that one extra has at most, None without it."""
+    """In the order of the list."""
     found = {
         "a": Extra(rules=(Lazy("math:sin"), Lazy("math:cos"))),
         "b": Extra(rules=(Lazy("math:tan"),), tls=Lazy("math:exp")),
@@ -51,15 +50,16 @@ def test_extension_point_is_read_from_all_extras(monkeypatch: pytest.MonkeyPatch
     assert [*extensions(lambda extra: extra.rules)] == [math.sin, math.cos, math.tan]
     assert [*extensions(lambda extra: extra.tls)] == [math.exp]
     assert extension(lambda extra: extra.tls) is math.exp
-    assert extension(lambda extra: extra.media) is None
 
 
 def test_second_provider_of_one_thing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By both names: none of them wins in silence."""
+    """By both names: none of them wins without a message."""
     found = {"a": Extra(tls=Lazy("math:exp")), "b": Extra(tls=Lazy("math:sin")), "c": Extra()}
     monkeypatch.setattr(extension_module, "extras", lambda: found)
-    with pytest.raises(ValueError, match="only one extra may provide this: a and b"):
+    with pytest.raises(ValueError, match="one extra must provide this: a and b"):
         extension(lambda extra: extra.tls)
+    with pytest.raises(ValueError, match="one extra must provide this: none does"):
+        extension(lambda extra: extra.media)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -79,8 +79,3 @@ def test_declaration_of_an_extra_is_cheap(name: str) -> None:
     module = importlib.import_module(f"lmi_vllm.extras.{name}")
     own = {value.__module__ for value in vars(module).values() if hasattr(value, "__module__")}
     assert {place for place in own if place.startswith("lmi_vllm")} <= {"lmi_vllm.extension"}
-
-
-def test_extras_that_rows_of_the_core_name_exist() -> None:
-    """Where one is missing, what was set for it is reported with its name."""
-    assert {*READ_BY_EXTRAS.values()} <= {*NAMES}

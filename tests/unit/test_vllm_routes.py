@@ -3,7 +3,6 @@
 import re
 import tomllib
 
-from lmi_vllm.extension import extras
 from lmi_vllm.inference.lifecycle import Lifecycle
 from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.inference.service import InferenceService
@@ -39,7 +38,6 @@ def test_route_entry_names_its_handler_and_reason() -> None:
 
 def test_routes_marked_own_exist_in_this_server() -> None:
     """Of its own or of an extra's; what is refused or handed on has none."""
-    assert {"api_docs", "tgi", "vllm_adapters"} <= extras().keys()
     app = create_app(InferenceService(RequestQueue(Lifecycle())))
     own = {_unnamed(resource.canonical) for resource in app.router.resources()}
     ours = {path for path in PAGE.answers() if _unnamed(path) in own}

@@ -31,7 +31,7 @@ ENVIRONMENT_SETTINGS: Final = Variables.rows
 
 @functools.cache
 def all_rows() -> Rows:
-    """The rows of the core and of the installed extras."""
+    """The rows of the core and of the extras."""
     brought = (row for kind in extensions(lambda extra: extra.settings) for row in kind.rows)
     return Rows.of((*OPTIONS, *SERVER_SETTINGS, *ENVIRONMENT_SETTINGS, *brought))
 

@@ -81,11 +81,6 @@ def _without_pickle(pickle: Path, weights: Path, shown: str) -> None:
     """Turn a pickle of tensors into safetensors, unless there are some: vLLM prefers those."""
     if not weights.is_file():
         convert = extension(lambda extra: extra.pickled_weights)
-        if convert is None:
-            raise AdapterRefusedError(
-                f"{shown} is a pickle, which needs the extra pickled_adapters, and that is not "
-                "installed: save the adapter as safetensors"
-            )
         if reason := convert(pickle, weights):
             raise AdapterRefusedError(f"{shown} {reason}")
     pickle.unlink()

@@ -30,16 +30,13 @@ from lmi_vllm.engine.vllm.configuration import VllmArguments, cache_environment,
 from lmi_vllm.engine.vllm.engine_calls import LoadedAdapter
 from lmi_vllm.engine.vllm.jobs import JobRunner, PromptTokenizer
 from lmi_vllm.engine.vllm.names import (
-    MEDIA_CONNECTOR_REGISTRY,
-    MediaConnector,
-    VLLMValidationError,
     our_errors,
 )
 from lmi_vllm.engine.vllm.openai import VllmOpenAI
 from lmi_vllm.engine.vllm.processes import in_own_thread
 from lmi_vllm.engine.vllm.start import start_vllm
 from lmi_vllm.engine.vllm.workarounds.text_lengths import guard_lengths
-from lmi_vllm.errors import ConfigurationError, EngineDeadError, LmiError
+from lmi_vllm.errors import EngineDeadError, LmiError
 from lmi_vllm.extension import extension
 from lmi_vllm.messages import (
     AdapterRef,
@@ -97,14 +94,7 @@ async def ended_unless_ready(llm: GuardedAsyncLLM) -> AsyncIterator[None]:
 async def prepared(llm: GuardedAsyncLLM) -> tuple[Bridge, str]:
     """Return vLLM's handlers and the model's task, once media and texts are guarded."""
     profile = llm.setup.profile
-    guard_media = extension(lambda extra: extra.media)
-    if guard_media is None:
-        MEDIA_CONNECTOR_REGISTRY.register("http")(NoMedia)
-        for name in ("enable_prompt_embeds", "enable_mm_embeds"):  # tensors in messages
-            if getattr(llm.setup.arguments.namespace, name):
-                raise ConfigurationError([f"{name}: needs the extra media_urls: not installed"])
-    else:
-        guard_media(profile.media)
+    extension(lambda extra: extra.media)(profile.media)
     guard_lengths(llm.renderer, profile.limits.max_tokenize_length)
     bridge = await Bridge.create(llm, llm.setup.arguments.namespace, profile)
     cache_environment()
@@ -113,18 +103,6 @@ async def prepared(llm: GuardedAsyncLLM) -> tuple[Bridge, str]:
         if task in tasks:
             return bridge, task
     return bridge, str(llm.model_config.get_pooling_task(tasks))
-
-
-class NoMedia(MediaConnector):  # type: ignore[misc,unused-ignore]
-    """Loads nothing: the extra that bounds what is fetched and decoded is not installed."""
-
-    def load_from_url(self, *_: Any, **__: Any) -> Any:
-        """Refuse it; vLLM answers 400."""
-        raise VLLMValidationError("media in messages need the extra media_urls: not installed")
-
-    async def load_from_url_async(self, *_: Any, **__: Any) -> Any:
-        """Refuse it."""
-        self.load_from_url()
 
 
 class VllmClient:

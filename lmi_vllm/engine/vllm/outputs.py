@@ -18,7 +18,6 @@ from lmi_vllm.engine.vllm.names import (
     OutputProcessor,
     OutputProcessorOutput,
     RequestOutputKind,
-    VLLMValidationError,
 )
 from lmi_vllm.extension import extension
 from lmi_vllm.messages import GenerationJob, OpenAICall, ServingProfile
@@ -36,10 +35,6 @@ KNOWN_FIELDS: Final = frozenset(
         "prompt_token_id_logprobs", "error",
     }
 )  # fmt: skip
-_UNTRIED: Final = (
-    "a schema, regular expression or grammar needs the extra grammar_trials, which is not "
-    "installed; LMI_GRAMMAR_TIMEOUT=0 serves it untried"
-)
 # Model settings with which outputs have more than tokens.
 RICH_OUTPUT_SETTINGS: Final = ("return_sampling_mask", "enable_return_routed_experts")
 
@@ -194,25 +189,18 @@ class EngineOutputs(OutputProcessor):  # type: ignore[misc,unused-ignore]
         super().update_scheduler_stats(scheduler_stats)
 
 
-async def refuse_untried(*_: object) -> None:
-    """Refuse every grammar: the extra that tries them is not installed."""
-    raise VLLMValidationError(_UNTRIED)
-
-
 def grammar_check(llm: Any, seconds: float, thread: ThreadPoolExecutor) -> CheckGrammar | None:
     """Return what tries a grammar before the engine gets it; None if LMI_GRAMMAR_TIMEOUT is 0."""
     if not seconds:
         return None
-    make = extension(lambda extra: extra.grammar_trials)
-    return refuse_untried if make is None else make(llm, seconds, thread)
+    return extension(lambda extra: extra.grammar_trials)(llm, seconds, thread)
 
 
 def lane_for(profile: ServingProfile, model_config: Any, tokenizer: Any) -> TokenLane | None:
-    """Return the lane of an extra; None without one, and where the profile or release has none."""
+    """Return the lane of an extra; None where the profile or release has none."""
     if not profile.has_token_lane or not may_be_used(model_config):
         return None
-    make = extension(lambda extra: extra.token_lane)
-    return None if make is None else make(tokenizer)
+    return extension(lambda extra: extra.token_lane)(tokenizer)
 
 
 def form_of(state: Any) -> SequenceForm | None:

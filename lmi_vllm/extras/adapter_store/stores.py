@@ -97,7 +97,7 @@ class HubRepositories(_Remote):
         """Return the repository at its newest commit; None also where the hub hides it."""
         repository = f"{self.owner}/{name}"
         try:
-            files = hub(repository).list_files(FetchRequest(repository, self.environ))
+            files = hub().list_files(FetchRequest(repository, self.environ))
         except MissingRepositoryError:  # any other refusal is none of the adapter: it is not gone
             return None
         sizes = files.sizes

@@ -18,7 +18,6 @@ from aiohttp import web
 from lmi_vllm._version import __version__
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import DEFAULT_STATUSES, Dialect, EngineFailureError, Fault
-from lmi_vllm.extension import extras
 from lmi_vllm.extras.api_docs.operations import (
     JSON,
     OPENAI,
@@ -179,10 +178,8 @@ def _paths(
 
 
 def _is_served(operation: Operation, service: InferenceService) -> bool:
-    """Whether this server has the route, given its extras, settings and model."""
+    """Whether this server has the route, given its settings and model."""
     if operation.is_tgi and not service.profile.tgi_compat:
-        return False
-    if operation.extra and operation.extra not in extras():
         return False
     engine = service.loaded_engine
     return engine is None or not _lacks(engine, operation)

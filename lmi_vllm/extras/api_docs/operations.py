@@ -35,7 +35,6 @@ class Operation:
 
     `takes` and `answers` name components, or a kind of OpenAI call after `openai:`; `answers` by
     content type. `statuses` are those it may answer besides `status` and the errors of its dialect.
-    With `extra` it exists while that extra is installed.
     """
 
     method: str
@@ -52,7 +51,6 @@ class Operation:
     examples: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     is_tgi: bool = False  # with tgi_compat only
     tgi_form: TgiForm | None = None
-    extra: str = ""
     is_open: bool = False  # answered without a key
     dialect: Dialect | None = None  # whose statuses errors have; None: the path's
     error: str = ""  # the component that errors are; "": the dialect's
@@ -170,7 +168,6 @@ def _openai(
         statuses=(404, 422),
         tgi_form=tgi_form,
         is_tgi=tgi_form is not None,
-        extra="" if tgi_form is None else "tgi",
     )
 
 
@@ -183,9 +180,9 @@ def _tgi(
     example = {"inputs": "The capital of France is", "parameters": {"max_new_tokens": 20}}
     post = Operation(
         "post", path, INFERENCE, summary, {**answers, **rows}, takes="TgiRequest",
-        example=example, is_tgi=True, extra="tgi",
+        example=example, is_tgi=True,
     )  # fmt: skip
-    options = replace(_options(path, INFERENCE), is_tgi=True, extra="tgi")
+    options = replace(_options(path, INFERENCE), is_tgi=True)
     return (post,) if path == "/" else (post, options)
 
 
@@ -249,7 +246,7 @@ def _adapters(prefix: str) -> tuple[Operation, ...]:
             answer_example={"status": "Adapter capitals updated"},
         ),
     )
-    return tuple(replace(operation, extra="management") for operation in operations)
+    return operations
 
 
 def _kserve(
@@ -267,7 +264,6 @@ def _kserve(
         summary,
         {JSON: answers},
         answer_example=answer_example,
-        extra="kserve",
         dialect=Dialect.OPENAI,
         error="KServeError",
         **more,
@@ -345,7 +341,6 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "TGI's description of the model and its limits.",
         {JSON: "TgiInfo"},
         is_tgi=True,
-        extra="tgi",
     ),
     _openai(
         "/v1/chat/completions",
@@ -379,7 +374,6 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         example={"lora_name": "capitals", "lora_path": "/adapters/capitals"},
         answer_example="Success: LoRA adapter 'capitals' added successfully.",
         statuses=(404, 507),
-        extra="vllm_adapters",
     ),
     Operation(
         "post",
@@ -391,7 +385,6 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         example={"lora_name": "capitals"},
         answer_example="Success: LoRA adapter 'capitals' removed successfully.",
         statuses=(404,),
-        extra="vllm_adapters",
     ),
     Operation(
         "get",
@@ -402,7 +395,6 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         answer_example={
             "models": [{"modelName": "model", "modelUrl": "/opt/ml/model", "status": "READY"}]
         },
-        extra="management",
     ),
     Operation(
         "post",
@@ -415,7 +407,6 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         example={"url": "/opt/ml/model", "model_name": "model"},
         answer_example={"status": 'Model "model" registered.'},
         statuses=(202, 404, 409, 507),
-        extra="management",
     ),
     *(
         Operation(
@@ -425,7 +416,6 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
             "One model in detail.",
             {JSON: "ModelDescriptions"},
             answer_example=[{"workflowName": "model", "models": [{"modelName": "model"}]}],
-            extra="management",
         )
         for path in ("/models/{model}", "/models/{model}/{version}")
     ),
@@ -440,7 +430,6 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
             "status": 'Workflow "model" worker scaled. New Worker configuration min workers:1 max '
             "workers:1"
         },
-        extra="management",
     ),
     Operation(
         "delete",
@@ -449,7 +438,6 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "Unload a model that POST /models loaded; the model of the start is 405.",
         {JSON: "Status"},
         answer_example={"status": 'Model or workflow "model" unregistered'},
-        extra="management",
     ),
     *_adapters("/adapters"),
     *_adapters("/models/{model}/adapters"),

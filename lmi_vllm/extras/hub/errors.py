@@ -128,7 +128,7 @@ def _of_system(error: OSError) -> Exception:
 
 def _unknown(reference: str) -> str:
     """The message about a text that no source has: the kinds of references there are."""
-    stores = ", ".join(store_examples()[:1]) or "needs the extra object_stores"
+    stores = store_examples()[0]
     return (
         f"{reference!r} is neither an existing path, a URL of a store ({stores}) nor a hub id "
         "(owner/name)"

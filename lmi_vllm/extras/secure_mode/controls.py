@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from lmi_vllm.checks.secure_mode import SWITCH
 from lmi_vllm.config import parsers as parse
 from lmi_vllm.config.layers import of_file, option_aliases, option_variables
 from lmi_vllm.config.model_source import find_in_store
@@ -22,6 +21,7 @@ from lmi_vllm.config.settings import ExtraSettings, Settings
 from lmi_vllm.demo import DEMO_MODEL_DIR
 from lmi_vllm.sources.model_store import StoreFinding
 
+SWITCH: Final = "SAGEMAKER_SECURE_MODE"
 CONTROLS: Final = "SAGEMAKER_SECURITY_CONTROLS"
 CHANNELS: Final = "SAGEMAKER_UNTRUSTED_CHANNELS"
 

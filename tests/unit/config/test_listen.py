@@ -9,7 +9,6 @@ from lmi_vllm.config.listen import (
     ListenPlan,
     api_keys,
     listen_plan,
-    listener_errors,
 )
 from lmi_vllm.config.load import load_settings
 from lmi_vllm.config.setting import CommandLine
@@ -97,16 +96,6 @@ def test_console_setting_is_one_of_three() -> None:
     (error,) = load_settings({"LMI_CONSOLE": "maybe"}).errors
     assert "LMI_CONSOLE" in error
     assert "auto" in error
-
-
-def test_https_without_its_extra_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plain text is never served in its place."""
-    monkeypatch.setattr("lmi_vllm.extension.extras", dict)
-    environ = {"SERVING_MANAGEMENT_ADDRESS": "https://127.0.0.1"}
-    assert listener_errors(load_settings(environ), environ) == (
-        "management_address=https://127.0.0.1 (SERVING_MANAGEMENT_ADDRESS) needs the extra tls, "
-        "which is not installed",
-    )
 
 
 def test_every_place_of_a_key_counts(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import ast
 import builtins
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -160,12 +160,6 @@ def workaround_modules() -> list[Path]:
     return sorted(FOLDER.glob("[!_]*.py"))
 
 
-def of_what_is_there(listed: Mapping[str, set[str]]) -> Mapping[str, set[str]]:
-    """Return the names without those of an extra that is not installed."""
-    missing = tuple(f"{folder.name}/" for folder in EXTRAS if not folder.is_dir())
-    return {path: names for path, names in listed.items() if not path.startswith(missing)}
-
-
 def foreign(node: ast.Attribute) -> bool:
     """Whether the attribute is of another object than the method's own."""
     return not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls", "ours"))
@@ -250,7 +244,7 @@ def test_only_listed_names_are_replaced() -> None:
         path: {name for name in set_fields(tree) if (path, name.split(".")[-1]) not in counted}
         for path, tree in found.items()
     }
-    known = of_what_is_there(FIELDS_SET)
+    known = FIELDS_SET
     assert {path: names for path, names in fields.items() if names} == known
 
 
@@ -273,7 +267,7 @@ def test_what_is_replaced_on_objects_and_imported_by_name_is_counted() -> None:
 def test_private_names_of_vllm_are_the_committed_ones() -> None:
     """Each may go with any release: none is read that is not written down."""
     found = {path: names for path, tree in modules() if (names := private_names(tree))}
-    assert found == of_what_is_there(PRIVATE_READ)
+    assert found == PRIVATE_READ
 
 
 def test_a_release_that_moves_a_name_changes_one_module() -> None:

@@ -53,14 +53,11 @@ class EndsHarmfulRequests:
         # By name, as vLLM calls it: an operator's scheduler may take no other arguments.
         named |= {"vllm_config": vllm_config, "kv_cache_config": kv_cache_config}
         super().__init__(*more, **named)
-        make = extension(lambda extra: extra.engine_grammars)
-        self._grammars = None if make is None else make(self)
+        self._grammars = extension(lambda extra: extra.engine_grammars)(self)
 
     def get_grammar_bitmask(self, scheduled: Any) -> Any:
         """As vLLM's, watched by the extra that tries grammars."""
         compute = super().get_grammar_bitmask  # type: ignore[misc]
-        if self._grammars is None:
-            return compute(scheduled)
         return self._grammars.bitmask(compute, scheduled)
 
     def update_from_output(self, scheduled: Any, computed: Any) -> dict[int, Any]:
@@ -68,7 +65,7 @@ class EndsHarmfulRequests:
         corrupted = self._corrupted(computed)
         if not_finite := mark_not_finite(computed, self.requests):
             self._forget_blocks(not_finite)
-        slow = {} if self._grammars is None else self._grammars.slow(computed.req_id_to_index)
+        slow = self._grammars.slow(computed.req_id_to_index)
         if not corrupted and not slow:
             done: dict[int, Any] = super().update_from_output(scheduled, computed)  # type: ignore[misc]
             return done

@@ -5,9 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lmi_vllm import extension
 from lmi_vllm.errors import EngineMemoryError, EngineStartError
-from lmi_vllm.extension import extras
 from lmi_vllm.inference.lifecycle import Phase, State
 from tests.server.conftest import Engines, Serve, Serving, engines, serve, until
 
@@ -201,14 +199,3 @@ async def test_models_are_not_loaded_while_draining(empty: Serving) -> None:
     """A stop ends a server without a model at once."""
     empty.stop.set()
     assert await empty.ended() == (0, "")
-
-
-async def test_without_this_extra_the_start_names_it(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A server that nothing could ever load a model into would be healthy for nothing."""
-    left = {name: extra for name, extra in extras().items() if name != "management"}
-    monkeypatch.setattr(extension, "extras", lambda: left)
-    server = await serve(model=None, SERVING_LOAD_MODELS="NONE")
-    code, reason = await server.ended()
-    assert (code, "needs the extra management" in reason) == (1, True)

@@ -5,8 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from lmi_vllm import extension
-from lmi_vllm.checks import secure_mode
 from lmi_vllm.checks.secure_mode import adapter_violations, start_violations
 from lmi_vllm.config.load import load_settings
 from lmi_vllm.config.properties import parse_properties
@@ -290,17 +288,3 @@ def test_secure_mode_refuses_adapters_with_forbidden_files(
     with pytest.raises(BadParameterError, match=control):
         resolve(adapter, **secure)
     assert resolve(adapter, LMI_CUSTOM_CODE="none")
-
-
-def test_secure_mode_is_refused_where_nothing_checks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without this extra a start and an adapter are refused, not let through."""
-    for module in (extension, secure_mode):
-        monkeypatch.setattr(module, "extras", dict)
-    on = {"SAGEMAKER_SECURE_MODE": "true"}
-    (text,) = start_violations(load_settings(on), on, None)
-    assert "needs the extra secure_mode, which is not installed" in text
-    assert adapter_violations(load_settings(on), tmp_path) == (text,)
-    assert start_violations(load_settings({}), {}, None) == ()
-    assert adapter_violations(load_settings({}), tmp_path) == ()
