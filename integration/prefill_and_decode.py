@@ -219,11 +219,5 @@ def test_events_of_the_cache_reach_a_subscriber(pair: Pair) -> None:
         while pair.events.poll(1000):
             _, batch, _ = msgspec.msgpack.decode(pair.events.recv_multipart()[2])
             stored = [event for event in batch if event["type"] == "BlockStored"]
-            found |= {_adapter(event): event for event in stored}
+            found |= {event["lora_name"]: event for event in stored}
     assert {len(event["token_ids"]) % BLOCK for event in found.values()} == {0}
-
-
-def _adapter(event: dict[str, Any]) -> str | None:
-    """Return the adapter of a block: the load is `name@number`."""
-    load: str | None = event["lora_name"]
-    return None if load is None else load.rpartition("@")[0]

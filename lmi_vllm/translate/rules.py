@@ -176,6 +176,12 @@ def lora(draft: ArgumentDraft) -> None:
             f"({said.max_loras.origin})",
             said.max_cpu_loras,
         )
+    if draft.values.get("default_mm_loras"):
+        draft.fail(
+            f"option.{draft.label('default_mm_loras')} is not supported: vLLM would choose an "
+            "adapter by the words in a message, and those are no names here; put each adapter in "
+            "the folder adapters/ of the model, or register it, and name it in the requests"
+        )
 
 
 def adapter_format(draft: ArgumentDraft) -> None:

@@ -101,9 +101,11 @@ def start_demo_engine(run: LoopThread, *, grammar_timeout: float = 5, **changes:
 
 
 @pytest.fixture(scope="session")
-def vllm_engine(run: LoopThread) -> Iterator[Engine]:
-    """The real engine over the embedded model, started once."""
-    engine = start_demo_engine(run)
+def vllm_engine(run: LoopThread, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """The real engine over the embedded model, started once; it publishes what its cache keeps."""
+    endpoint = f"ipc://{tmp_path_factory.mktemp('events')}/kv"
+    published = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": endpoint}
+    engine = start_demo_engine(run, kv_events_config=published)
     yield engine
     run(engine.close())
 

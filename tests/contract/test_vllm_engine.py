@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -394,13 +395,14 @@ def test_what_cannot_be_sent_is_refused_by_name_and_forgotten(
 
 
 def test_plain_vllm_keeps_a_request_that_cannot_be_sent(
-    run: LoopThread, vllm_engine: Engine
+    run: LoopThread, vllm_engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`unsent_requests`: vLLM's own method fails, and the request stays in its tables."""
     from vllm import SamplingParams  # noqa: PLC0415 (optional)
     from vllm.v1.engine.async_llm import AsyncLLM  # noqa: PLC0415 (optional)
 
     llm: Any = vllm_engine._llm  # type: ignore[attr-defined]
+    monkeypatch.setattr(llm, "_add_request", partial(AsyncLLM._add_request, llm))
     with pytest.raises(OverflowError):
         run(AsyncLLM.add_request(llm, "kept", "x", SamplingParams(top_k=2**64)))
     assert len(llm.output_processor.request_states) == 1

@@ -32,7 +32,12 @@ from lmi_vllm.checks.adapter_weights import Limit, any_base
 from lmi_vllm.engine.base import ActiveAdapters
 from lmi_vllm.engine.private_folders import PrivateFolder
 from lmi_vllm.engine.vllm.adapter_files import copy_adapter
-from lmi_vllm.engine.vllm.engine_calls import EngineCalls, LoadedAdapter, WorkerRefusalError
+from lmi_vllm.engine.vllm.engine_calls import (
+    EngineCalls,
+    LoadedAdapter,
+    WorkerRefusalError,
+    engine_name,
+)
 from lmi_vllm.engine.vllm.processes import in_own_thread
 from lmi_vllm.engine.vllm.workarounds.adapter_slots import AdapterSlots, NoSlotError
 from lmi_vllm.engine.vllm.workarounds.ignored_modules import (
@@ -239,9 +244,7 @@ class EngineAdapters:
         except OSError as error:
             shutil.rmtree(private, ignore_errors=True)
             raise _unreadable(adapter, error) from error
-        # vLLM compares adapters by name alone: of two loads of one name in one step it would
-        # activate one, and end at the rows of the other.
-        name = f"{adapter.name}@{adapter.engine_id}"
+        name = engine_name(adapter.name, adapter.engine_id)
         loaded = LoadedAdapter(adapter.engine_id, name, str(private), adapter.name)
         await self.add(loaded, adapter.path)
         self._loaded[adapter.engine_id] = loaded

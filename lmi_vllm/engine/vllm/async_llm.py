@@ -137,8 +137,15 @@ class GuardedAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
         try:
             return await super().add_request(request_id, prompt, params, *arguments, **named)
         except UNSENDABLE as error:
-            await self.abort(request_id)
             raise VLLMValidationError(unsent(error, params, named)) from error
+
+    async def _add_request(self, request: Any, *arguments: Any, **named: Any) -> None:
+        """As AsyncLLM._add_request; a failure leaves nothing of this request in vLLM's tables."""
+        try:
+            await super()._add_request(request, *arguments, **named)
+        except BaseException:
+            await self.abort(request.request_id, internal=True)
+            raise
 
     def encode(  # type: ignore[override,unused-ignore]
         self, *args: Any, lora_request: LoRARequest | None = None, **options: Any

@@ -15,7 +15,7 @@ import logging
 import secrets
 import traceback
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import replace
 from http import HTTPStatus
 from types import SimpleNamespace
@@ -83,6 +83,32 @@ class BackgroundTasks(dict[str, asyncio.Task[Any]]):
             record.keep(task)
 
 
+class KeyedLoads(MutableMapping[str, Any]):
+    """vLLM's table of adapters: a load is found by its key, and by nothing else (DECISIONS.md 116).
+
+    vLLM also goes through this table: it takes the load whose name is the first word of the type of
+    a message's part (`text`, `image_url`). Clients choose those names, so it finds none.
+    """
+
+    def __init__(self) -> None:
+        self._loads: dict[str, Any] = {}
+
+    def __getitem__(self, key: str) -> Any:
+        return self._loads[key]
+
+    def __setitem__(self, key: str, load: Any) -> None:
+        self._loads[key] = load
+
+    def __delitem__(self, key: str) -> None:
+        del self._loads[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+
 class Bridge:
     """vLLM's application: its routes, and its answers to calls."""
 
@@ -123,6 +149,9 @@ class Bridge:
         for kind in _UNREAD:
             app.add_exception_handler(kind, _unreadable)
         await init_app_state(llm, app.state, namespace, tasks)
+        models = app.state.openai_serving_models
+        models.lora_requests = KeyedLoads()
+        models.lora_resolvers = []  # they load what a request's `model` names, past our registry
         limit_parsers(app.state)
         if (responses := getattr(app.state, "openai_serving_responses", None)) is not None:
             responses.background_tasks = BackgroundTasks()
@@ -219,7 +248,8 @@ class Bridge:
             RequestError: a conversation that is none, or an adapter is to answer what is neither a
                 JSON object nor a form.
         """
-        await check_body(call, ResponsesRequest)
+        responses = getattr(self.app.state, "openai_serving_responses", None)
+        await check_body(call, ResponsesRequest, responses)
         body, renamed = call.body, None
         if (adapter := call.adapter) is not None:
             body, renamed = _for_model(call, self.key(adapter)), self._own_name(adapter)

@@ -162,6 +162,11 @@ class VllmSequence:
         self._state = state  # a RequestState of vLLM's output processor
         self._has_prompt = has_prompt
 
+    @property
+    def number(self) -> str:
+        """The request's id in the engine."""
+        return str(self._state.request_id)
+
     def figures(self) -> SequenceFigures:
         """Return vLLM's counters; with `disable_log_stats` only the numbers of tokens."""
         state = self._state

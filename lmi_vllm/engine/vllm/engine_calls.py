@@ -31,6 +31,20 @@ class LoadedAdapter:
     shown: str
 
 
+def engine_name(requested: str, engine_id: int) -> str:
+    """Return the name of a load inside vLLM (DECISIONS.md 116).
+
+    It compares adapters by name alone: of two loads of one name in one step it would activate one,
+    and end at the rows of the other.
+    """
+    return f"{requested}@{engine_id}"
+
+
+def requested_name(name: str) -> str:
+    """Return the name in requests for a load's name inside vLLM."""
+    return name.rpartition("@")[0] or name
+
+
 class WorkerRefusalError(Exception):
     """A worker refused a call; the text is its reason."""
 

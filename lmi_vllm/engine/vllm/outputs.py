@@ -170,8 +170,20 @@ class EngineOutputs(OutputProcessor):  # type: ignore[misc,unused-ignore]
         return made
 
     def abort_requests(self, request_ids: Iterable[str], internal: bool) -> Any:
-        """As vLLM's; vLLM first gets what the lane has taken."""
-        given = tuple(request_ids)
+        """As vLLM's, but a request ends only its own; vLLM first gets what the lane has taken.
+
+        Clients choose the ids that are not internal, and two of them may choose the same.
+        """
+        given, record = tuple(request_ids), current_record()
+        if not internal and record is not None and record.is_inference:
+            sequences = (one for one in record.sequences if isinstance(one, VllmSequence))
+            own, internal = {sequence.number for sequence in sequences}, True
+            given = tuple(
+                number
+                for external in given
+                for number in self.external_req_ids.get(external, ())
+                if number in own
+            )
         if self.lane is not None:
             for number in given:
                 self.lane.forget((number,) if internal else self.external_req_ids.get(number, ()))

@@ -28,6 +28,15 @@ def test_fp32_without_adapters_is_passed_on() -> None:
     assert translate(short, None, Devices(1)).errors == ()
 
 
+def test_adapters_for_kinds_of_media_are_refused() -> None:
+    """The start says so: each request with such a part would be an error."""
+    written = {"OPTION_DEFAULT_MM_LORAS": '{"image": "/a"}'}
+    (said,) = translate(load_settings(LORA | written), None, Devices(0)).errors
+    assert "option.default_mm_loras (OPTION_DEFAULT_MM_LORAS) is not supported" in said
+    empty = load_settings(LORA | {"OPTION_DEFAULT_MM_LORAS": "{}"})
+    assert translate(empty, None, Devices(0)).errors == ()
+
+
 @pytest.mark.parametrize(("gpus", "dtype"), [(0, "float32"), (1, "auto")])
 def test_embedded_model_starts_everywhere(gpus: int, dtype: str) -> None:
     """In fp32 on a CPU, where its answers are exact; on a GPU in what vLLM picks."""

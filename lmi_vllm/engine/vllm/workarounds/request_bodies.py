@@ -2,7 +2,8 @@
 
 Conversations of the Responses API: vLLM tries an invalid item as each of some sixty kinds, and
 collects all errors of all items on the event loop. So vLLM's own model reads a long list a few
-items at a time, up to the first invalid one.
+items at a time, up to the first invalid one. The client may choose a response's id (`request_id`),
+and vLLM would put the response in the place of another one that it keeps under that id.
 
 Batches of chats: its documentation says that `stream` must be false or absent, and its code does
 not check it.
@@ -23,16 +24,18 @@ from lmi_vllm.errors import RequestError
 from lmi_vllm.messages import HttpCall
 
 _ITEMS_AT_ONCE: Final = 64  # wrong ones: 0.03 s
+_KEPT: Final = ("response_store", "msg_store", "event_store")  # of the handler, by ids
 _UNREAD: Final = (AttributeError, LookupError, RecursionError, TypeError)  # of vLLM's validators
 
 
-async def check_body(call: HttpCall, conversation: Any) -> None:
+async def check_body(call: HttpCall, conversation: Any, responses: Any) -> None:
     """Check what the application does not.
 
-    `conversation` is vLLM's own model of a request to the Responses API.
+    `conversation` is vLLM's own model of a request to the Responses API, `responses` its handler.
 
     Raises:
-        RequestError: an item of a conversation is none, or a batch of chats is to be streamed.
+        RequestError: an item of a conversation is none, its id is that of another response, or a
+            batch of chats is to be streamed.
     """
     check = _CHECKS.get((call.method, call.path))
     if check is None:
@@ -42,7 +45,14 @@ async def check_body(call: HttpCall, conversation: Any) -> None:
     except (ValueError, RecursionError):
         return  # the application says so
     if isinstance(payload, dict):
-        await check(payload, conversation)
+        await check(payload, conversation, responses)
+
+
+async def _check_response(payload: dict[str, Any], conversation: Any, responses: Any) -> None:
+    await _check_items(payload, conversation)
+    chosen, kept = payload.get("request_id"), (getattr(responses, name, ()) for name in _KEPT)
+    if isinstance(chosen, str) and any(chosen in some for some in kept):
+        raise RequestError("request_id: a response with this id exists; give another id, or none")
 
 
 async def _check_items(payload: dict[str, Any], conversation: Any) -> None:
@@ -61,12 +71,12 @@ async def _check_items(payload: dict[str, Any], conversation: Any) -> None:
         await asyncio.sleep(0)
 
 
-async def _check_batch(payload: dict[str, Any], _: Any) -> None:
+async def _check_batch(payload: dict[str, Any], *_: Any) -> None:
     if payload.get("stream"):
         raise RequestError("stream: a batch of chats is not streamed; allowed: false")
 
 
 _CHECKS: Final = {
-    ("POST", "/v1/responses"): _check_items,
+    ("POST", "/v1/responses"): _check_response,
     ("POST", "/v1/chat/completions/batch"): _check_batch,
 }

@@ -3,7 +3,8 @@
 `scheduler_cls` names them, vLLM's own way to replace the scheduler; an operator's own is joined
 with ours. They end requests whose numbers are not finite, forget their blocks and have blocks
 cleared (`not_finite` describes all three). They also end requests whose grammar becomes slow in the
-engine, as the extra grammar_trials says.
+engine, as the extra grammar_trials says. Events of the KV cache leave with the names of adapters
+that requests use: routers compare them with `model` (DECISIONS.md 116).
 
 Upstream: https://github.com/vllm-project/vllm/pull/50283 (numbers), issues/54003 (grammars).
 Releases: 0.31 and later.
@@ -23,6 +24,7 @@ from vllm.v1.engine import FinishReason
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.request import RequestStatus
 
+from lmi_vllm.engine.vllm.engine_calls import requested_name
 from lmi_vllm.engine.vllm.names import EngineCoreOutput, EngineCoreOutputs, current_platform
 from lmi_vllm.engine.vllm.workarounds import CPU_WORKER, joined_class
 from lmi_vllm.engine.vllm.workarounds.not_finite import REASON, mark_not_finite
@@ -37,6 +39,21 @@ class _ClearedBlocks(KVCacheConfig):  # type: ignore[misc,unused-ignore]
     needs_kv_cache_zeroing = True
 
 
+def with_requested_names(batch: Any) -> Any:
+    """Return a batch of events of the KV cache with the names of adapters that requests use.
+
+    The hashes of blocks stay those of the loads: two loads of one name never share a block.
+    """
+    for event in batch.events:
+        if name := getattr(event, "lora_name", None):
+            event.lora_name = shown = requested_name(name)
+            event.extra_keys = event.extra_keys and [
+                keys and tuple(shown if key == name else key for key in keys)
+                for keys in event.extra_keys
+            ]
+    return batch
+
+
 class EndsHarmfulRequests:
     """A mixin for vLLM's schedulers that ends harmful requests."""
 
@@ -44,6 +61,7 @@ class EndsHarmfulRequests:
     requests: dict[str, Any]
     kv_cache_manager: Any
     structured_output_manager: Any
+    kv_event_publisher: Any
 
     def __init__(self, vllm_config: Any, kv_cache_config: Any, *more: Any, **named: Any) -> None:
         if current_platform.is_cpu() and not vllm_config.use_v2_model_runner:
@@ -54,6 +72,8 @@ class EndsHarmfulRequests:
         named |= {"vllm_config": vllm_config, "kv_cache_config": kv_cache_config}
         super().__init__(*more, **named)
         self._grammars = extension(lambda extra: extra.engine_grammars)(self)
+        publish = self.kv_event_publisher.publish
+        self.kv_event_publisher.publish = lambda batch: publish(with_requested_names(batch))
 
     def get_grammar_bitmask(self, scheduled: Any) -> Any:
         """As vLLM's, watched by the extra that tries grammars."""
