@@ -22,6 +22,13 @@ LOG_LEVELS: Final[Mapping[str, int]] = MappingProxyType(
         "off": logging.CRITICAL + 1,
     }
 )
+# What images in messages may be. The head of these files bounds what is decoded.
+SAFE_IMAGE_FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+IMAGE_FORMATS: Final = (
+    *SAFE_IMAGE_FORMATS,
+    *("AVIF", "DDS", "DIB", "ICNS", "ICO", "JPEG2000", "PCX", "PPM", "PSD", "QOI", "SGI", "TGA"),
+    "TIFF",
+)
 GENERATE: Final = "generate"  # the task of a profile that is not pooling
 # vLLM's pooling tasks -> the kind of call for such a model; else `pooling`.
 POOLING_KINDS: Final[Mapping[str, str]] = MappingProxyType(
@@ -131,6 +138,7 @@ class MediaPolicy:
     max_bytes: int = 64 << 20  # bytes of one image, sound or video
     seconds: float = 30.0  # seconds for one, redirects included
     max_pixels: int = 1 << 26  # pixels of one image; of all images of a request, four times as many
+    image_formats: tuple[str, ...] = SAFE_IMAGE_FORMATS
 
 
 @dataclass(frozen=True, slots=True)

@@ -233,6 +233,18 @@ def words(text: str) -> list[str]:
     return found
 
 
+def words_of(*choices: str) -> Callable[[str], tuple[str, ...]]:
+    """Make a parser of a list of `choices`, in any case."""
+
+    def parse(text: str) -> tuple[str, ...]:
+        found = tuple(word.strip().upper() for word in words(text))
+        if not found or not set(found) <= set(choices):
+            raise ValueError(f"allowed are {', '.join(choices)}, separated by commas")
+        return found
+
+    return parse
+
+
 def dtype(text: str) -> str:
     """One of vLLM's dtype names; LMI's short names are accepted."""
     try:

@@ -107,6 +107,7 @@ class RequestRecord:
     # ends.
     keep: Callable[[asyncio.Task[Any]], None] | None = None
     sequences: list[EngineSequence] = field(default_factory=list)
+    at_end: list[Callable[[], object]] = field(default_factory=list)  # frees what it holds
     began: float = field(default_factory=time.monotonic)
     arrived: float = field(default_factory=time.time)
 
@@ -131,6 +132,7 @@ class RequestRecord:
     def background(self) -> "RequestRecord":
         """Return a record for a task that continues after the answer; it takes what has begun."""
         sequences, self.sequences = self.sequences, []
+        at_end, self.at_end = self.at_end, []
         return replace(
             self,
             is_background=True,
@@ -138,6 +140,7 @@ class RequestRecord:
             span=None,
             keep=None,
             sequences=sequences,
+            at_end=at_end,
             began=time.monotonic(),
             arrived=time.time(),
         )
@@ -147,6 +150,9 @@ class RequestRecord:
         summary = self.summary(status)
         self.sequences.clear()  # the context of an idle connection keeps the record
         self.keep = None
+        for free in self.at_end:
+            free()
+        self.at_end.clear()
         for observe in self.observers:
             observe(summary)
         if self.span is not None:

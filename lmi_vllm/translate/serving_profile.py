@@ -45,6 +45,7 @@ def build_serving_profile(
             max_bytes=settings.server.lmi_media_max_size,
             seconds=settings.server.lmi_media_timeout,
             max_pixels=settings.server.lmi_media_max_pixels,
+            image_formats=settings.server.lmi_media_image_formats,
         ),
     )
 

@@ -3,8 +3,12 @@
 import asyncio
 import base64
 import io
+import pickletools
+import struct
 import tempfile
 import zipfile
+import zlib
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,11 +24,16 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from PIL import Image, ImageFile
 from vllm.exceptions import VLLMValidationError
-from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY
+from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY, MediaConnector
 
 from lmi_vllm.engine.vllm.workarounds.text_lengths import guard_lengths
 from lmi_vllm.extras.media_urls.connector import guard_media
-from lmi_vllm.extras.media_urls.decoded import guard_tensors, load_within
+from lmi_vllm.extras.media_urls.tensors import (
+    check_pickle,
+    guard_tensors,
+    load_array_within,
+    load_within,
+)
 from lmi_vllm.messages import MediaPolicy
 from lmi_vllm.telemetry.records import RequestRecord, enter_record
 
@@ -120,10 +129,19 @@ async def test_connector_reads_files_below_the_allowed_folder_only(folder: Path)
     """`file:` needs allowed_local_media_path, and does not leave it; data URLs need nothing."""
     guard_media(MediaPolicy())
     closed = MEDIA_CONNECTOR_REGISTRY.load("http")
-    with pytest.raises(RuntimeError, match="allowed-local-media-path"):
-        await closed.fetch_image_async(f"file://{folder}/a.png")
+    for url, said in (
+        (f"file://{folder}/a.png", "needs option.allowed_local_media_path"),
+        ("data:,x", "a data: URL needs ;base64"),
+        ("data:image/png,x", "a data: URL needs ;base64"),
+    ):
+        with pytest.raises(VLLMValidationError, match=said):
+            await closed.fetch_image_async(url)
+        with pytest.raises(VLLMValidationError, match=said):
+            closed.fetch_image(url)
     held = MEDIA_CONNECTOR_REGISTRY.load("http", allowed_local_media_path=str(folder))
     assert (await held.fetch_image_async(f"file://{folder}/a.png")).size == (2, 2)
+    with pytest.raises(VLLMValidationError, match="and a file below it"):
+        await held.fetch_image_async(f"file://{folder}/missing.png")
     with pytest.raises(ValueError, match="must be a subpath"):
         await held.fetch_image_async(f"file://{folder}/../secret.png")
     data = f"data:image/png;base64,{base64.b64encode(png()).decode()}"
@@ -146,6 +164,99 @@ async def test_large_image_is_refused_before_it_is_decoded(
     with pytest.raises(ValueError, match="LMI_MEDIA_MAX_PIXELS"):
         await connector.fetch_video_async(data_url(picture(kind="JPEG"), "video/jpeg"))
     assert not decoded
+
+
+def tiff(tile: int) -> bytes:
+    """Return a TIFF of 16 x 16 pixels that says it has one tile of `tile` x `tile`, packed."""
+    packed = zlib.compress(bytes(tile * tile * 3))
+    tags = [
+        (256, 16), (257, 16), (258, 8), (259, 8), (262, 2), (277, 3), (322, tile), (323, tile),
+        (324, 200), (325, len(packed)),
+    ]  # fmt: skip
+    entries = b"".join(struct.pack("<HHII", number, 4, 1, value) for number, value in tags)
+    head = b"II*\0" + struct.pack("<IH", 8, len(tags)) + entries + bytes(4)
+    return head.ljust(200, b"\0") + packed
+
+
+def icon(size: int) -> bytes:
+    """Return an ICO whose list says 16 x 16, around a PNG of `size` x `size`."""
+    inside = picture(size, size)
+    return struct.pack("<3H4B2H2I", 0, 1, 1, 16, 16, 0, 0, 1, 32, len(inside), 22) + inside
+
+
+def png_head(width: int, height: int) -> bytes:
+    """Return a PNG whose head names another size."""
+    content = png()
+    head = b"IHDR" + struct.pack(">II", width, height) + content[24:29]
+    return content[:12] + head + struct.pack(">I", zlib.crc32(head)) + content[33:]
+
+
+def scans(count: int) -> bytes:
+    """Return a progressive JPEG whose last scan comes so many more times."""
+    file = io.BytesIO()
+    Image.new("L", (64, 64)).save(file, "JPEG", progressive=True)
+    content = file.getvalue()
+    last = content.rindex(b"\xff\xda")
+    return content[:-2] + content[last:-2] * count + b"\xff\xd9"
+
+
+SMALL = (1 << 16, "the image is not PNG, JPEG, WEBP, GIF or BMP")
+# The image, the most pixels, and what is said.
+BOMBS = {
+    "tiff": (tiff(300), SMALL),
+    "ico": (icon(300), SMALL),
+    "avif": (picture(300, 300, "AVIF").replace(struct.pack(">II", 300, 300), bytes(8), 1), SMALL),
+    "gif": (picture(300, 300, "GIF").replace(struct.pack("<HH", 300, 300), b"\x10\0\x10\0", 1),
+        (1 << 16, "90000 pixels; at most 65536")),
+    "webp": (picture(300, 300, "WEBP"), (1 << 16, "90000 pixels; at most 65536")),
+    "png head": (png_head(1 << 20, 1 << 20),
+        (1 << 26, "the image cannot be read: Image size")),
+    "broken png": (png()[:40], (1 << 26, "the image")),
+    "jpeg": (scans(64), (1 << 26, "the image is a JPEG of more than 64 scans")),
+    "text": (b"no image", SMALL),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("content", "case"), BOMBS.values(), ids=BOMBS)
+async def test_image_that_decodes_to_more_than_its_head_says_is_refused(
+    content: bytes, case: tuple[int, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A TIFF of 481 KiB was 488 MiB, six in a request 3.6 GB: it is the client's error now."""
+    most, said = case
+    decoded: list[object] = []
+    monkeypatch.setattr(ImageFile.ImageFile, "load", decoded.append)
+    guard_media(MediaPolicy(max_pixels=most))
+    with pytest.raises(ValueError, match=said):
+        await MEDIA_CONNECTOR_REGISTRY.load("http").fetch_image_async(data_url(content))
+    assert not decoded
+
+
+async def test_other_formats_are_read_where_they_are_configured() -> None:
+    """By LMI_MEDIA_IMAGE_FORMATS; the tile of a TIFF counts."""
+    guard_media(MediaPolicy(max_pixels=1 << 16, image_formats=("TIFF", "ICO")))
+    connector = MEDIA_CONNECTOR_REGISTRY.load("http")
+    assert (await connector.fetch_image_async(data_url(tiff(16)))).size == (16, 16)
+    with pytest.raises(ValueError, match="90000 pixels; at most 65536"):
+        await connector.fetch_image_async(data_url(tiff(300)))
+    with pytest.raises(ValueError, match="is not TIFF or ICO"):
+        await connector.fetch_image_async(data_url(png()))
+
+
+async def test_plain_vllm_decodes_a_tile_that_is_larger_than_its_image() -> None:
+    """Says when the list of formats may go."""
+    found = MediaConnector().fetch_image(data_url(tiff(300)))
+    assert found.size == (16, 16)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF", "BMP", "MPO"])
+async def test_common_images_are_read(kind: str) -> None:
+    """MPO is what phones make, and is a JPEG."""
+    guard_media(MediaPolicy())
+    file = io.BytesIO()
+    more = {"save_all": True, "append_images": [Image.new("RGB", (2, 2))]} if kind == "MPO" else {}
+    Image.new("RGB", (2, 2)).save(file, kind, **more)
+    connector = MEDIA_CONNECTOR_REGISTRY.load("http")
+    assert (await connector.fetch_image_async(data_url(file.getvalue()))).size == (2, 2)
 
 
 def video(frames: int) -> str:
@@ -350,6 +461,97 @@ def test_tensor_of_a_client_is_no_larger_than_its_bytes() -> None:
     for content in (b"PK\x03\x04", b"garbage", b"", saved({"a": 1})):
         with pytest.raises(ValueError, match="a tensor cannot be read"):
             load(content)
+
+
+class Calls:
+    """Pickled as a call of what torch trusts."""
+
+    def __init__(self, *call: Any) -> None:
+        self.call = call
+
+    def __reduce__(self) -> Any:
+        function, *arguments = self.call
+        return function, tuple(arguments)
+
+
+CALLS = {
+    "bytearray": Calls(bytearray, 2 << 30),
+    "Counter": Calls(Counter, "ab" * 1000),
+    "set": Calls(set, [1, 2]),
+    "list": [1, 2],
+    "long text": "x" * (1 << 17),
+}
+
+
+@pytest.mark.parametrize("value", CALLS.values(), ids=CALLS)
+def test_pickle_of_a_client_has_a_tensor_only(value: object) -> None:
+    """554 bytes took 2 GiB, or 6.6 s of the event loop: such a call is not made."""
+    import torch  # noqa: PLC0415 (slow to import)
+
+    file = io.BytesIO()
+    torch.save(value, file)
+    made: list[object] = []
+    with pytest.raises(ValueError, match=r"its pickle has more than (a tensor|65536 bytes)"):
+        load_within(lambda *given, **_: made.append(given), file, weights_only=True)
+    assert not made
+
+
+def test_pickle_that_repeats_a_tuple_in_itself_is_refused() -> None:
+    """2 to the power of its depth is what comparing or hashing it takes."""
+    nested = b"\x80\x02)q\x00" + b"h\x00h\x00\x86q\x00" * 40 + b"."
+    assert list(pickletools.genops(nested))
+    with pytest.raises(ValueError, match="repeats more than texts"):
+        check_pickle(nested)
+
+
+def test_archive_with_two_lists_of_entries_is_refused() -> None:
+    """Python reads the one at the end, torch the one that the end names: another pickle."""
+    import torch  # noqa: PLC0415 (slow to import)
+
+    file, other = io.BytesIO(), io.BytesIO()
+    torch.save(torch.zeros(3), file)
+    torch.save(CALLS["bytearray"], other)
+    for content in (
+        other.getvalue() + file.getvalue(), file.getvalue() + b"x", file.getvalue()[:-1],
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=r"is not what torch\.save writes"):
+            load_within(torch.load, io.BytesIO(content), weights_only=True)
+
+
+def test_saved_tensors_are_read() -> None:
+    """Of every type, as parameters, with gradients and sparse, if that is no smaller."""
+    import torch  # noqa: PLC0415 (slow to import)
+
+    plain = torch.ones(3, 64)
+    kinds = (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float64, torch.int64)
+    sparse = plain.to_sparse()
+    for tensor in (*(plain.to(kind) for kind in kinds), torch.nn.Parameter(plain), sparse):
+        file = io.BytesIO()
+        torch.save(tensor, file)
+        found = load_within(torch.load, io.BytesIO(file.getvalue()), weights_only=True)
+        assert torch.equal(found.to_dense().double(), tensor.to_dense().double())
+
+
+def test_array_of_a_client_is_no_larger_than_its_bytes() -> None:
+    """Numpy makes the whole array that a head names before it reads one value."""
+    file = io.BytesIO()
+    np.save(file, np.ones((3, 4)))
+    content = file.getvalue()
+    assert load_array_within(np.load, io.BytesIO(content)).shape == (3, 4)
+    large = content.replace(b"(3, 4), }          ", b"(1 << 0, 4), }     ")
+    for bad in (content.replace(b"(3, 4), }     ", b"(300000, 4), }"), large, b"x", b""):
+        with pytest.raises(ValueError, match=r"bytes when it is loaded|cannot be read"):
+            load_array_within(np.load, io.BytesIO(bad))
+
+
+def test_plain_torch_calls_what_is_no_tensor() -> None:
+    """Says when `check_pickle` may go."""
+    import torch  # noqa: PLC0415 (slow to import)
+
+    load, file = getattr(torch.load, "args", (torch.load,))[0], io.BytesIO()
+    torch.save(Calls(bytearray, 1 << 20), file)
+    file.seek(0)
+    assert load(file, weights_only=True) == bytes(1 << 20)
 
 
 def test_large_tensor_of_a_prompt_is_the_clients_error(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ LIBRARIES = {
     r"|extras/(metrics|exporters/lmi_series|front_ends/series|lora_series/series)\.py",
     "opentelemetry": r"extras/traces/spans\.py",
     "torch": r"engine/vllm/(workarounds/)?\w+\.py|extras/(seq2seq|legacy_models)/\w+\.py"
-    r"|extras/(grammar_trials/guard|media_urls/decoded|pickled_adapters/convert)\.py",
+    r"|extras/(grammar_trials/guard|media_urls/tensors|pickled_adapters/convert)\.py",
     "transformers": r"engine/vllm/\w+\.py|extras/seq2seq/(decoding|model|sampling)\.py"
     r"|extras/legacy_models/classes\.py",
     "tokenizers": r"extras/(token_lane/decoding|seq2seq/text)\.py",

@@ -2,6 +2,7 @@
 
 from lmi_vllm.config import parsers as parse
 from lmi_vllm.config.options.row import Section, variable
+from lmi_vllm.messages import IMAGE_FORMATS, SAFE_IMAGE_FORMATS
 
 
 class Variables(Section):
@@ -61,6 +62,10 @@ class Variables(Section):
         "Largest file that a URL inside a message may lead to.", default=64 << 20, values="bytes")
     lmi_media_max_pixels: int = variable(parse.positive_int, "Largest image in a message; all of "
         "a request together may have four times as many.", default=1 << 26, values="pixels")
+    lmi_media_image_formats: tuple[str, ...] = variable(parse.words_of(*IMAGE_FORMATS), "Formats "
+        "of images in messages. The head of the default ones bounds what is decoded; a small file "
+        "of another can become gigabytes.", default=SAFE_IMAGE_FORMATS,
+        values=", ".join(IMAGE_FORMATS))
     lmi_media_timeout: float = variable(parse.seconds, "Time such a file gets, redirects included.",
         default=30, values="seconds")
     lmi_log_format: str = variable(parse.one_of("auto", "text", "json"), "Lines of the log, vLLM's "

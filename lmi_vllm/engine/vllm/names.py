@@ -45,6 +45,7 @@ __all__ = [
     "EngineCoreOutput",
     "EngineCoreOutputs",
     "FastIncrementalDetokenizer",
+    "GracefulHTTPError",
     "HTTPConnection",
     "LoRARequest",
     "LogprobsLists",

@@ -5,7 +5,6 @@ the directory. Owners and modes in the archive are not followed.
 """
 
 import errno
-import gzip
 import io
 import lzma
 import os
@@ -18,7 +17,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import IO, Final
+from typing import IO, Any, Final, cast
 
 from lmi_vllm.errors import DownloadError
 from lmi_vllm.extras.transfer import SPACE_ADVICE, require_space
@@ -26,11 +25,13 @@ from lmi_vllm.sources.archives import ZIP_SUFFIXES
 from lmi_vllm.sources.base import Limits
 
 MAX_LIST_BYTES: Final = 4 << 20  # of a zip's entries: 28000 with names of 100 characters
+MAX_BETWEEN_BYTES: Final = 1 << 20  # of a tar, between two files: names have 4096 at most
 _COPY_BYTES: Final = 1 << 20
+_GZIP: Final = 31  # zlib's number of the format
+_GZIP_MARK: Final = b"\x1f\x8b"
 _DAMAGE: Final = (
     tarfile.TarError,
     zipfile.BadZipFile,
-    gzip.BadGzipFile,
     zlib.error,
     EOFError,
     NotImplementedError,  # a compression that Python does not read
@@ -74,6 +75,63 @@ class _BoundedReads(io.FileIO):
         return super().read(size) or b""
 
 
+class _Unpacked:
+    """What a .tar.gz holds, counted between the files in it: names and lists are in memory whole.
+
+    Blocks are large: after each, the interpreter's lock is waited for while vLLM is imported.
+    """
+
+    def __init__(self, file: IO[bytes], source: str) -> None:
+        self._file = file
+        self._source = source
+        self._rest = file.read(_COPY_BYTES)
+        is_zipped = self._rest.startswith(_GZIP_MARK)
+        self._gunzip: Any = zlib.decompressobj(_GZIP) if is_zipped else None
+        self._total = 0
+        self.expect(0)
+
+    def expect(self, size: int) -> None:
+        """A file of `size` bytes comes next."""
+        self._most = self._total + size + MAX_BETWEEN_BYTES + 2 * _COPY_BYTES  # reads are ahead
+
+    def read(self, size: int, /) -> bytes:
+        """Return up to `size` bytes; none at the end.
+
+        Raises:
+            DownloadError: there are more between two files than any archive has.
+            EOFError: it is cut off.
+        """
+        piece = self._plain(size) if self._gunzip is None else self._unzipped(size)
+        self._total += len(piece)
+        if self._total > self._most:
+            raise DownloadError(
+                f"{self._source} is not extracted: between its files it has more than "
+                f"{MAX_BETWEEN_BYTES} bytes of names and lists"
+            )
+        return piece
+
+    def _plain(self, size: int) -> bytes:
+        piece, self._rest = self._rest[:size], self._rest[size:]
+        return piece or self._file.read(size)
+
+    def _unzipped(self, size: int) -> bytes:
+        while True:
+            if self._gunzip.eof:  # several are one after another
+                self._rest = self._gunzip.unused_data or self._file.read(_COPY_BYTES)
+                if not self._rest.startswith(_GZIP_MARK):
+                    return b""
+                self._gunzip = zlib.decompressobj(_GZIP)
+            elif not self._rest:
+                self._rest = self._file.read(_COPY_BYTES)
+            is_end = not self._rest
+            piece: bytes = self._gunzip.decompress(self._rest, size)
+            self._rest = self._gunzip.unconsumed_tail
+            if piece:
+                return piece
+            if is_end and not self._gunzip.eof:
+                raise EOFError("it is cut off")
+
+
 def extract_archive(
     archive: Path, destination: Path, source: str, limits: Limits | None = None
 ) -> dict[str, int]:
@@ -104,27 +162,25 @@ def _extract_tar(
     require_space(source, archive.stat().st_size, destination, SPACE_ADVICE)
     sizes: dict[str, int] = {}
     written = 0
-    # Large blocks: after each, the interpreter's lock is waited for while vLLM is imported.
-    with _opened_tar(archive) as members:
-        for count, member in enumerate(members, start=1):
-            written += member.size  # before its bytes are: a link or a device has none
-            if limits is not None and (count > limits.files or written > limits.total_bytes):
-                raise _refused(source, member.name, f"is more than may be unpacked{limits.named}")
-            if not (member.isfile() or member.isdir()):
-                raise _refused(source, member.name, "is a link or a device")
-            path = _safe_path(destination, member.name, source)
-            content = members.extractfile(member) if member.isfile() else None
-            _write(path, content)
-            if content is not None:
-                sizes[str(path.relative_to(destination))] = member.size
+    with archive.open("rb") as file:
+        unpacked = _Unpacked(file, source)
+        readable = cast("IO[bytes]", unpacked)  # tarfile calls `read` only
+        with tarfile.open(fileobj=readable, mode="r|", bufsize=_COPY_BYTES) as members:
+            for count, member in enumerate(members, start=1):
+                written += member.size  # before its bytes are: a link or a device has none
+                if limits is not None and (count > limits.files or written > limits.total_bytes):
+                    reason = f"is more than may be unpacked{limits.named}"
+                    raise _refused(source, member.name, reason)
+                if not (member.isfile() or member.isdir()):
+                    raise _refused(source, member.name, "is a link or a device")
+                path = _safe_path(destination, member.name, source)
+                unpacked.expect(member.size)
+                content = members.extractfile(member) if member.isfile() else None
+                _write(path, content)
+                if content is not None:
+                    sizes[str(path.relative_to(destination))] = member.size
+                unpacked.expect(0)
     return sizes
-
-
-def _opened_tar(archive: Path) -> tarfile.TarFile:
-    try:
-        return tarfile.open(archive, "r|*", bufsize=_COPY_BYTES)
-    except AttributeError as e:  # Python 3.11.2's answer to a damaged field of gzip's header
-        raise tarfile.ReadError(str(e)) from e
 
 
 def _extract_zip(

@@ -11,19 +11,28 @@ May go: when test_plain_vllm_fetches_media_from_inside_the_network fails.
 """
 
 import asyncio
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from contextlib import contextmanager
+from http import HTTPStatus
+from typing import Any, Final
 
 from lmi_vllm.engine.vllm.names import (
     MEDIA_CONNECTOR_REGISTRY,
+    GracefulHTTPError,
     HTTPConnection,
     MediaConnector,
     VLLMValidationError,
     vllm_settings,
 )
-from lmi_vllm.extras.media_urls.decoded import MediaBudget, guard_tensors
-from lmi_vllm.extras.media_urls.fetch import MediaClient, MediaRefusedError
+from lmi_vllm.engine.vllm.workarounds import has_name, replace
+from lmi_vllm.extras.media_urls.budget import MediaBusyError, MediaRefusedError
+from lmi_vllm.extras.media_urls.decoded import MediaBudget
+from lmi_vllm.extras.media_urls.fetch import MediaClient
+from lmi_vllm.extras.media_urls.tensors import guard_tensors
 from lmi_vllm.messages import MediaPolicy
+
+IMAGE_FORMATS: Final = "vllm.multimodal.image:ALLOWED_IMAGE_FORMATS"
 
 
 class GuardedConnection(HTTPConnection):
@@ -48,6 +57,7 @@ class GuardedConnection(HTTPConnection):
 
         Raises:
             VLLMValidationError: they may not, or cannot, be fetched: the request's fault.
+            GracefulHTTPError: the server holds as much fetched media as it may.
         """
         try:
             content = await self._fetch(
@@ -60,6 +70,8 @@ class GuardedConnection(HTTPConnection):
             )
         except MediaRefusedError as error:
             raise VLLMValidationError(str(error), parameter="url") from error
+        except MediaBusyError as error:
+            raise GracefulHTTPError(str(error), HTTPStatus.SERVICE_UNAVAILABLE) from error
         if request_budget is not None:
             request_budget.charge(len(content))
         return content
@@ -85,11 +97,34 @@ def guard_media(policy: MediaPolicy) -> None:
 
         def load_from_url(self, url: str, media_io: Any, **options: Any) -> Any:
             """As vLLM's, within the budget."""
-            return super().load_from_url(url, self._budget.bound(media_io), **options)
+            with _client_errors(url):
+                return super().load_from_url(url, self._budget.bound(media_io), **options)
 
         async def load_from_url_async(self, url: str, media_io: Any, **options: Any) -> Any:
             """As vLLM's, within the budget."""
-            return await super().load_from_url_async(url, self._budget.bound(media_io), **options)
+            bound = self._budget.bound(media_io)
+            with _client_errors(url):
+                return await super().load_from_url_async(url, bound, **options)
 
     MEDIA_CONNECTOR_REGISTRY.register("http")(GuardedConnector)
     guard_tensors()
+    if has_name(IMAGE_FORMATS):  # our list, so that no file is read as two formats
+        replace(IMAGE_FORMATS, lambda _: policy.image_formats)
+
+
+@contextmanager
+def _client_errors(url: str) -> Iterator[None]:
+    """Turn what vLLM raises of a URL that it does not open into the client's error."""
+    try:
+        yield
+    except NotImplementedError as error:
+        raise _not_opened("a data: URL needs ;base64") from error
+    except (RuntimeError, OSError) as error:
+        if url[:5].lower() != "file:":
+            raise
+        advice = "a file: URL needs option.allowed_local_media_path, and a file below it"
+        raise _not_opened(advice) from error
+
+
+def _not_opened(reason: str) -> VLLMValidationError:
+    return VLLMValidationError(f"the media URL cannot be opened: {reason}", parameter="url")

@@ -1,35 +1,30 @@
 """Bounds on the decoded size of a request's media.
 
 vLLM decodes images of up to 179 million pixels (VLLM_MAX_IMAGE_PIXELS), as many as a request has.
-So the size is read from the head of the file first. vLLM refuses files that cannot be read.
+So the size is read from the head of the file first. Only formats are read whose head bounds what is
+decoded, unless LMI_MEDIA_IMAGE_FORMATS has others: a TIFF has tiles larger than the image, an ICO
+is decoded to be opened, and 1 KB of AVIF names 256 pixels and decodes 67 million.
 Of a video it keeps 32 frames (with some models more), and decodes all frames before the last one.
 
 FFmpeg opens the files and streams that a list in a file's place names (concat, HLS, SDP, DASH).
-With `enable_prompt_embeds` and `enable_mm_embeds` a request has tensors. `torch.load` decompresses
-a ZIP archive and repeats values by strides, and vLLM makes sparse ones dense. So a tensor may have
-as many bytes as the request has of it. What is loaded from a file is loaded as before.
-
 Upstream: https://github.com/vllm-project/vllm/pull/47010 (images), 57525 (videos).
 Releases: 0.31 and later.
 Shows: a PNG of 656 KB takes a thread for 7 s and 1 GB, and the event loop stands still for 2.5 s.
     A video of 64 MB in one colour takes hours in one of the few threads that decode. 82 KB of
-    silence as FLAC are 105 MB, up to VLLM_MAX_AUDIO_DECODE_BYTES for each file of a request. 8 MB
-    of embeddings were 9 GB, and another client's prompt waited 20 s.
+    silence as FLAC are 105 MB, up to VLLM_MAX_AUDIO_DECODE_BYTES for each file of a request.
 May go: when test_plain_vllm_decodes_images_of_any_size_that_we_bound fails, and
     tests/contract/test_media_guard.py holds without it.
 """
 
 import io
-import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any, Final
 
 import pybase64
-import torch
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from lmi_vllm.messages import MediaPolicy
 from lmi_vllm.telemetry.records import RequestRecord, current_record
@@ -40,6 +35,12 @@ FRAMES: Final = 256  # so many times the largest size for all of a video: 4 minu
 # What FFmpeg knows other files and streams by, which it then opens: concat, HLS, SDP and DASH.
 _ELSEWHERE: Final = (b"ffconcat", b"#extm3u", b"c=in ip", b":dash:")
 _PROBED: Final = 1 << 20  # bytes of a file that FFmpeg looks at
+
+# A scan of a progressive JPEG has 99 bytes and takes 85 ms of 64 million pixels. Common are ten.
+MAX_SCANS: Final = 64
+_SCAN: Final = b"\xff\xda"  # only markers have these bytes, of the pictures inside, too
+_TILE_WIDTH: Final = 322  # TIFF's numbers of the two sides
+_TILE_LENGTH: Final = 323
 
 
 @dataclass(slots=True)
@@ -80,12 +81,21 @@ class MediaBudget:
         Raises:
             ValueError: vLLM's sign of a bad request: it is too large, or all of them are.
         """
+        formats = self.policy.image_formats
         try:
-            with Image.open(io.BytesIO(content)) as image:
-                pixels = image.width * image.height
-        except Exception:  # noqa: BLE001 - parsers of untrusted bytes raise anything
-            return
+            with Image.open(io.BytesIO(content), formats=formats) as image:
+                pixels = _decoded_pixels(image)
+                is_jpeg = image.format in ("JPEG", "MPO")
+        except UnidentifiedImageError:
+            raise ValueError(
+                f"the image is not {', '.join(formats[:-1])} or {formats[-1]} "
+                "(LMI_MEDIA_IMAGE_FORMATS), or is damaged"
+            ) from None
+        except Exception as error:  # parsers of untrusted bytes raise anything
+            raise ValueError(f"the image cannot be read: {error}") from error
         self._charge(pixels, "the image")
+        if is_jpeg and content.count(_SCAN) > MAX_SCANS:
+            raise ValueError(f"the image is a JPEG of more than {MAX_SCANS} scans")
 
     def charge_video(self, content: bytes, wanted: int) -> None:
         """Check that an encoded video, of which so many frames are kept, is within the budget.
@@ -153,7 +163,18 @@ class BoundedMedia:
         head = content[:_PROBED].lower()
         if any(mark in head for mark in _ELSEWHERE):
             raise ValueError("the media file is a list of other files, or names a stream")
-        return self.decode_in_budget(self.media_io, self.media_io.load_bytes, content)
+        return self._decoded(self.media_io.load_bytes, content)
+
+    def _decoded(self, decode: Callable[[Any], Any], given: bytes | Path) -> Any:
+        """Decode; what a decoder raises of untrusted bytes is the client's error."""
+        try:
+            return self.decode_in_budget(self.media_io, decode, given)
+        except (ValueError, MemoryError, ImportError):
+            raise
+        except Exception as error:
+            if isinstance(error, OSError) and isinstance(given, Path):
+                raise  # there is no such file
+            raise ValueError(f"the media file cannot be read: {error}") from error
 
     def load_base64(self, media_type: str, text: str) -> Any:
         """Decode a data URL: a whole file, or the frames of a video with commas between."""
@@ -166,7 +187,15 @@ class BoundedMedia:
 
     def load_file(self, path: Path) -> Any:
         """Decode a file."""
-        return self.decode_in_budget(self.media_io, self.media_io.load_file, path)
+        return self._decoded(self.media_io.load_file, path)
+
+
+def _decoded_pixels(image: Any) -> int:
+    """Return the pixels that decoding makes; a TIFF decodes whole tiles, of any size."""
+    tags = getattr(image, "tag_v2", {}) if image.format == "TIFF" else {}
+    sides = (tags.get(_TILE_WIDTH, 0), tags.get(_TILE_LENGTH, 0))
+    tile = prod(side if isinstance(side, int) else 0 for side in sides)
+    return max(int(image.width * image.height), tile)
 
 
 def _size_of_video(content: bytes) -> tuple[int, int]:
@@ -184,30 +213,3 @@ def _size_of_video(content: bytes) -> tuple[int, int]:
     except Exception:  # noqa: BLE001 - parsers of untrusted bytes raise anything
         return 0, 0
     return width * height, frames
-
-
-def guard_tensors() -> None:
-    """Have every tensor of a request loaded within its bytes; once is enough."""
-    if getattr(torch.load, "func", None) is not load_within:
-        torch.load = partial(load_within, torch.load)
-
-
-def load_within(load: Callable[..., Any], file: Any, **options: Any) -> Any:
-    """Load a tensor that is no larger than its bytes; `load` is torch's own function.
-
-    Raises:
-        ValueError: it is larger, or cannot be read.
-    """
-    if not isinstance(file, io.BytesIO):
-        return load(file, **options)
-    most, is_zip = file.getbuffer().nbytes, file.getvalue().startswith(b"PK")
-    try:
-        sizes = [one.file_size for one in zipfile.ZipFile(file).infolist()] if is_zip else [0]
-        file.seek(0)
-        tensor = load(file, **options) if sum(sizes) <= most else None
-        size = sum(sizes) if tensor is None else tensor.numel() * tensor.element_size()
-    except (Exception, RecursionError) as error:
-        raise ValueError(f"a tensor cannot be read: {error}") from error
-    if size > most:
-        raise ValueError(f"a tensor has {size} bytes when it is loaded, and {most} in the request")
-    return tensor

@@ -9,12 +9,14 @@ import ipaddress
 import socket
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import urljoin, urlsplit
 
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 
+from lmi_vllm.extras.media_urls.budget import FetchBudget, Held, MediaRefusedError
 from lmi_vllm.messages import MediaPolicy
 from lmi_vllm.telemetry.records import current_record
 
@@ -52,10 +54,6 @@ def _is_public(address: IPAddress) -> bool:
     is_old_private = isinstance(address, ipaddress.IPv6Address) and address.is_site_local
     is_known = address in _CLOUD_ADDRESSES or is_special or is_old_private
     return address.is_global and not is_known
-
-
-class MediaRefusedError(Exception):
-    """A URL in a message is not fetched, or not completely; the text is for the client."""
 
 
 class _Names(AbstractResolver):
@@ -116,6 +114,7 @@ class MediaClient:
 
     def __init__(self, look_up: Callable[..., Any] = socket.getaddrinfo) -> None:
         self._names = _Names(look_up)
+        self._budget = FetchBudget()
 
     async def __call__(
         self,
@@ -134,13 +133,32 @@ class MediaClient:
         Raises:
             MediaRefusedError: the URL is not allowed, the media too large or late, or the fetch
                 failed.
+            MediaBusyError: the server holds as much fetched media as it may.
         """
         limit = min(policy.max_bytes, max_bytes or policy.max_bytes)
-        guard = _Guard(policy, self._names)
         hops = MAX_REDIRECTS if follows_redirects else 0
+        async with self._budget.fetch(policy.max_bytes) as held:
+            content = _Content(limit, self._budget, held)
+            try:
+                await self._fetch(url, policy, domains, hops, content, silence_seconds)
+            except BaseException:
+                held.size -= len(content.bytes)
+                raise
+            return bytes(content.bytes)
+
+    async def _fetch(
+        self,
+        url: str,
+        policy: MediaPolicy,
+        domains: Collection[str],
+        hops: int,
+        content: "_Content",
+        silence_seconds: float | None,
+    ) -> None:
+        guard = _Guard(policy, self._names)
         try:
             async with asyncio.timeout(policy.seconds), guard.session(silence_seconds) as session:
-                return await _follow(session, url, domains, hops, limit)
+                await _follow(session, url, domains, hops, content)
         except TimeoutError as error:
             raise MediaRefusedError(
                 f"the media did not arrive within LMI_MEDIA_TIMEOUT ({policy.seconds:g} s)"
@@ -189,9 +207,43 @@ class _Guard:
         return socket.socket(family, kind, protocol)
 
 
+@dataclass(slots=True)
+class _Content:
+    """The bytes of one fetch, counted as they come."""
+
+    limit: int
+    budget: FetchBudget
+    held: Held
+    bytes: bytearray = field(default_factory=bytearray)
+
+    async def read(self, response: aiohttp.ClientResponse) -> None:
+        """Take the whole answer.
+
+        Raises:
+            MediaRefusedError: it, or all of the request, is too large.
+            MediaBusyError: the server holds as much fetched media as it may.
+        """
+        if (response.content_length or 0) <= self.limit:
+            async for piece in response.content.iter_chunked(CHUNK_BYTES):
+                if len(self.bytes) + len(piece) > self.limit:
+                    break
+                self.budget.add(self.held, len(piece))
+                self.bytes += piece
+            else:
+                return
+        raise MediaRefusedError(
+            f"the media is larger than {self.limit} bytes (LMI_MEDIA_MAX_SIZE, or vLLM's for its "
+            "kind)"
+        )
+
+
 async def _follow(
-    session: aiohttp.ClientSession, url: str, domains: Collection[str], hops: int, limit: int
-) -> bytes:
+    session: aiohttp.ClientSession,
+    url: str,
+    domains: Collection[str],
+    hops: int,
+    content: _Content,
+) -> None:
     for _ in range(hops + 1):
         _check_url(url, domains)
         async with session.get(url, allow_redirects=False) as response:
@@ -201,7 +253,7 @@ async def _follow(
                 continue
             if response.status >= _FIRST_ERROR:
                 raise MediaRefusedError(f"the media's server answered {response.status}")
-            return await _read(response, limit)
+            return await content.read(response)
     raise MediaRefusedError(f"the media URL redirects more than {hops} times")
 
 
@@ -211,17 +263,3 @@ def _check_url(url: str, domains: Collection[str]) -> None:
         raise MediaRefusedError("the media URL must be an http, https or data URL")
     if domains and parts.hostname not in domains:
         raise MediaRefusedError("the media URL is not of an allowed domain (allowed_media_domains)")
-
-
-async def _read(response: aiohttp.ClientResponse, limit: int) -> bytes:
-    content = bytearray()
-    if (response.content_length or 0) <= limit:
-        async for piece in response.content.iter_chunked(CHUNK_BYTES):
-            content += piece
-            if len(content) > limit:
-                break
-        else:
-            return bytes(content)
-    raise MediaRefusedError(
-        f"the media is larger than {limit} bytes (LMI_MEDIA_MAX_SIZE, or vLLM's for its kind)"
-    )

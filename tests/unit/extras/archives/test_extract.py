@@ -1,8 +1,11 @@
 """Archives are unpacked safely: what would leave the directory is refused, damage is named."""
 
+import gzip
 import io
+import random
 import stat
 import tarfile
+import tracemalloc
 import zipfile
 from pathlib import Path
 
@@ -85,3 +88,47 @@ def test_a_long_list_of_a_zip_s_entries_is_not_read(tmp_path: Path) -> None:
     with pytest.raises(DownloadError, match=r"a\.zip is not extracted: its list of entries has"):
         extract_archive(tmp_path / "a.zip", tmp_path / "out", "a.zip")
     assert not any((tmp_path / "out").iterdir())
+
+
+def headers(kind: bytes, size: int) -> tarfile.TarInfo:
+    """Return an entry of `kind` with so many bytes: a name, or a list of names and values."""
+    entry = tarfile.TarInfo("x")
+    entry.type, entry.size = kind, size
+    return entry
+
+
+BETWEEN = {
+    "long name": (tarfile.GNUTYPE_LONGNAME, 8 << 20),
+    "long link": (tarfile.GNUTYPE_LONGLINK, 8 << 20),
+    "pax": (tarfile.XHDTYPE, 8 << 20),
+    "pax for all": (tarfile.XGLTYPE, 8 << 20),
+}
+
+
+@pytest.mark.parametrize(("kind", "size"), BETWEEN.values(), ids=BETWEEN)
+def test_long_names_of_a_tar_are_not_read(kind: bytes, size: int, tmp_path: Path) -> None:
+    """0.5 MB with a name of 512 MiB took 3.6 GB, and 17 s of the interpreter's lock."""
+    buffer = io.BytesIO()
+    with gzip.open(buffer, "wb") as packed:
+        packed.write(headers(kind, size).tobuf(tarfile.GNU_FORMAT) + bytes(size + 10240))
+    (tmp_path / "a.tar.gz").write_bytes(buffer.getvalue())
+    tracemalloc.start()
+    try:
+        with pytest.raises(DownloadError, match="more than 1048576 bytes of names and lists"):
+            extract_archive(tmp_path / "a.tar.gz", tmp_path / "out", "a.tar.gz")
+        assert tracemalloc.get_traced_memory()[1] < 7 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_names_and_files_of_any_usual_size_are_unpacked(tmp_path: Path, *, zipped: bool) -> None:
+    """Long names, large files after them, and archives that were zipped in parts."""
+    contents = {"d/" + "n" * 200: b"1" * (5 << 20), "y": b"", "z" * 120: random.randbytes(3 << 20)}
+    body = tar_gz(contents)
+    plain = gzip.decompress(body)
+    half = len(plain) // 2
+    parts = gzip.compress(plain[:half]) + gzip.compress(plain[half:])
+    (tmp_path / "a.tar.gz").write_bytes(parts if zipped else plain)
+    extract_archive(tmp_path / "a.tar.gz", tmp_path / "out", "a.tar.gz")
+    assert {name: (tmp_path / "out" / name).read_bytes() for name in contents} == contents

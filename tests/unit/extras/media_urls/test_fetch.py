@@ -14,7 +14,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from lmi_vllm.extras.media_urls.fetch import MAX_LOOKUPS, MediaClient, MediaRefusedError, is_public
+from lmi_vllm.extras.media_urls.budget import MediaBusyError, MediaRefusedError
+from lmi_vllm.extras.media_urls.fetch import MAX_LOOKUPS, MediaClient, is_public
 from lmi_vllm.messages import MediaPolicy
 from lmi_vllm.telemetry.records import RequestRecord, enter_record
 
@@ -51,6 +52,8 @@ class Site:
     def __init__(self) -> None:
         self.visits: list[str] = []
         self.is_dripping = asyncio.Event()
+        self.may_end = asyncio.Event()
+        self.running = self.most_running = 0
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         """Answer by path."""
@@ -58,6 +61,7 @@ class Site:
         answers: dict[str, Callable[[web.Request], Awaitable[web.StreamResponse]]] = {
             "endless": self._endless,
             "drip": self._drip,
+            "held": self._held,
         }
         kind = request.match_info["kind"]
         if kind in answers:
@@ -75,6 +79,13 @@ class Site:
         await response.prepare(request)
         while True:
             await response.write(b"x" * 400)
+
+    async def _held(self, _: web.Request) -> web.StreamResponse:
+        self.running += 1
+        self.most_running = max(self.running, self.most_running)
+        await self.may_end.wait()
+        self.running -= 1
+        return web.Response(body=b"x" * 900)
 
     async def _drip(self, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
@@ -204,3 +215,63 @@ async def test_names_that_hang_hold_up_no_other_work(site: tuple[str, Site]) -> 
     finally:
         answers.set()
     assert set(await asyncio.gather(*hanging)) == {b"image"}
+
+
+def request(client: str) -> RequestRecord:
+    """Make a request of `client` the current one."""
+    record = RequestRecord("id", "POST", "/", "/", client, "lmi")
+    enter_record(record)
+    return record
+
+
+async def test_urls_of_a_request_are_few_at_a_time_and_bounded_together(
+    site: tuple[str, Site],
+) -> None:
+    """40 URLs in 3 KiB were 40 files at once; four are fetched, and have four times one's bytes."""
+    url, behind = site
+    request("192.0.2.1")
+    fetch = MediaClient()
+    tasks = [asyncio.create_task(fetch(f"{url}/held", OPEN)) for _ in range(40)]
+    while behind.running < 4:  # noqa: ASYNC110 (fetches come)
+        await asyncio.sleep(0)
+    await asyncio.sleep(0.05)  # a fifth would have come
+    behind.may_end.set()
+    found = await asyncio.gather(*tasks, return_exceptions=True)
+    assert behind.most_running == 4
+    assert [len(one) for one in found if isinstance(one, bytes)] == [900] * 4
+    assert {str(one) for one in found if not isinstance(one, bytes)} == {
+        "the media that URLs of the request lead to have more than 4000 bytes, 4 times "
+        "LMI_MEDIA_MAX_SIZE"
+    }
+
+
+async def test_fetched_media_of_all_requests_are_bounded(site: tuple[str, Site]) -> None:
+    """Who holds more than an even part is refused; another is served; an end frees what it held."""
+    url, behind = site
+    behind.may_end.set()
+    fetch, records = MediaClient(), list[RequestRecord]()
+
+    async def fetched(client: str) -> bytes:
+        records.append(request(client))
+        return await fetch(f"{url}/held", OPEN)
+
+    for _ in range(17):
+        await asyncio.create_task(fetched("192.0.2.1"))
+    with pytest.raises(MediaBusyError, match="as much fetched media as it may"):
+        await asyncio.create_task(fetched("192.0.2.1"))
+    await asyncio.create_task(fetched("192.0.2.2"))
+    for record in records:
+        record.end(200)
+    await asyncio.create_task(fetched("192.0.2.1"))
+
+
+async def test_failed_fetches_are_not_counted(site: tuple[str, Site]) -> None:
+    """What was not kept is not held."""
+    record = request("192.0.2.1")
+    fetch = MediaClient()
+    for _ in range(5):
+        with pytest.raises(MediaRefusedError, match="larger than 1000 bytes"):
+            await fetch(f"{site[0]}/endless", OPEN)
+    assert await fetch(f"{site[0]}/image", OPEN) == b"image"
+    record.background().end(200)  # an answer that goes on has what it holds
+    assert not record.at_end
