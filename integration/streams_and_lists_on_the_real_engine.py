@@ -56,6 +56,38 @@ def test_both_lanes_give_the_same_greedy_text(demo_server: RunningServer) -> Non
     assert not on_v1.body.endswith(b"\n")
 
 
+@pytest.mark.parametrize("is_streamed", [False, True], ids=["whole", "streamed"])
+def test_answers_never_repeat_the_prompt(demo_server: RunningServer, is_streamed: bool) -> None:
+    """A prompt that ends with U+FFFD, or inside a character, on both lanes and of a chat."""
+    words = "The word is kumquat. It is \N{REPLACEMENT CHARACTER}"
+    snowman = {"prompt": words[:-1] + "\N{SNOWMAN}"}
+    ids = call(demo_server.url, "/tokenize", snowman).json()["tokens"]
+    stop = {"temperature": 0, "max_tokens": 9, "ignore_eos": True, "stop": ["kumquat"]}
+    parameters = {"max_new_tokens": 9, "stop": ["kumquat"], "ignore_eos_token": True}
+    chat = {
+        "messages": [
+            {"role": "system", "content": "The word is kumquat."},
+            {"role": "assistant", "content": words[-8:]},
+        ],
+        "add_generation_prompt": False, "continue_final_message": True, **stop,
+    }  # fmt: skip
+    asked: list[tuple[str, dict[str, Any]]] = [
+        ("/invocations", {"inputs": words, "parameters": parameters}),
+        ("/invocations", {"inputs": words, "parameters": {**parameters, "truncate": 2}}),
+        ("/invocations", chat),
+        ("/v1/chat/completions", chat),
+        ("/v1/completions", {"prompt": words, **stop}),
+        ("/v1/completions", {"prompt": ids[:-1], **stop}),
+    ]
+    for path, body in asked:
+        answer = call(demo_server.url, path, {**body, "stream": is_streamed})
+        assert answer.status == 200
+        assert b"The word" not in answer.body
+        assert b"kumquat" not in answer.body
+        if path != "/invocations":
+            assert b'"finish_reason":"length"' in answer.body
+
+
 def test_chat_stream_is_sse_on_v1_and_jsonlines_on_invocations(
     demo_server: RunningServer,
 ) -> None:

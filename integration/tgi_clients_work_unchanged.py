@@ -48,6 +48,16 @@ def test_hub_client_text_details_and_stream(url: str) -> None:
     assert rows[-1].details.finish_reason == details.finish_reason
 
 
+def test_text_begins_after_a_prompt_that_ends_with_a_broken_character(url: str) -> None:
+    """Whole and streamed, nothing of the prompt is in the text, and its words end nothing."""
+    client = InferenceClient(model=url)
+    prompt = "The word is kumquat. It is \N{REPLACEMENT CHARACTER}"
+    text = client.text_generation(prompt, max_new_tokens=9, stop=["kumquat"])
+    pieces = list(client.text_generation(prompt, max_new_tokens=9, stop=["kumquat"], stream=True))
+    assert "".join(pieces) == text != ""
+    assert "The word" not in text
+
+
 def test_stop_sequence_stays_in_the_text(url: str) -> None:
     """TGI keeps the stop sequence that ended the text, and calls it stop_sequence."""
     client = InferenceClient(model=url)

@@ -13,6 +13,7 @@ from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.detokenizer import FastIncrementalDetokenizer
 
 from lmi_vllm.engine.base import Engine
+from lmi_vllm.engine.vllm.workarounds.prompt_ends import begin_after
 from lmi_vllm.extras.token_lane.decoding import Pieces, TableText, tables_for
 from lmi_vllm.messages import GenerationJob
 from tests.contract.conftest import LoopThread, collect
@@ -68,14 +69,17 @@ TABLES: Final = {skips: Pieces(TOKENIZER, skip_special_tokens=skips) for skips i
 
 
 def detokenizer(prompt: Sequence[int], **sampling: Any) -> FastIncrementalDetokenizer:
-    """Return vLLM's detokenizer of a new sequence."""
+    """Return vLLM's detokenizer of a new sequence, as the server uses it."""
     params = SamplingParams(**sampling)
     request = EngineCoreRequest(
         request_id="r", prompt_token_ids=list(prompt), mm_features=None, sampling_params=params,
         pooling_params=None, arrival_time=0.0, lora_request=None, cache_salt=None,
         data_parallel_rank=None,
     )  # fmt: skip
-    return FastIncrementalDetokenizer(PreTrainedTokenizerFast(tokenizer_object=TOKENIZER), request)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=TOKENIZER)
+    made = FastIncrementalDetokenizer(tokenizer, request)
+    begin_after(made, prompt)
+    return made
 
 
 def said(of: FastIncrementalDetokenizer, steps: Sequence[Sequence[int]]) -> list[tuple[Any, ...]]:

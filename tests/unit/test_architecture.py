@@ -74,7 +74,8 @@ LIBRARIES = {
     r"|extras/(grammar_trials/guard|media_urls/tensors|pickled_adapters/convert)\.py",
     "transformers": r"engine/vllm/\w+\.py|extras/seq2seq/(decoding|model|sampling)\.py"
     r"|extras/legacy_models/classes\.py",
-    "tokenizers": r"extras/(token_lane/decoding|seq2seq/text)\.py",
+    "tokenizers": r"extras/(token_lane/decoding|seq2seq/text)\.py"
+    r"|engine/vllm/workarounds/prompt_ends\.py",
 }
 # Besides cli.py: what vLLM is told through the environment, and what its child processes read.
 ENVIRONMENT = (

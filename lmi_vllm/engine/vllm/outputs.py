@@ -19,6 +19,7 @@ from lmi_vllm.engine.vllm.names import (
     OutputProcessorOutput,
     RequestOutputKind,
 )
+from lmi_vllm.engine.vllm.workarounds.prompt_ends import begin_after
 from lmi_vllm.extension import extension
 from lmi_vllm.messages import GenerationJob, OpenAICall, ServingProfile
 from lmi_vllm.telemetry.records import current_record
@@ -140,6 +141,7 @@ class EngineOutputs(OutputProcessor):  # type: ignore[misc,unused-ignore]
         super().add_request(request, prompt, parent_req, request_index, queue)
         if not is_known:
             state = self.request_states[number]
+            begin_after(state.detokenizer, request.prompt_token_ids)
             if self.lane is not None:
                 self.lane.add(state, form_of(state))
             record = current_record()

@@ -154,6 +154,9 @@ ELSEWHERE: Final = {
     ),
     "not_finite": Elsewhere("configuration.py", "test_plain_vllm_corrupts_every_later_answer"),
     "parsers": Elsewhere("bridge.py", "test_plain_vllm_parser_takes_the_square_of_its_text"),
+    "prompt_ends": Elsewhere(
+        "outputs.py", "test_plain_vllm_repeats_a_prompt_that_ends_inside_a_character"
+    ),
     "request_bodies": Elsewhere("bridge.py", "test_plain_vllm_tries_a_wrong_item_as_each_kind"),
     "scheduler": Elsewhere(
         "workarounds/not_finite.py", "test_plain_vllm_corrupts_every_later_answer"
