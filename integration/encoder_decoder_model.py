@@ -1,13 +1,14 @@
 """A T5 as a process: clients that join midway get Transformers' own tokens, on every lane.
 
-And what goes wrong: a stop, clients that go, requests and options that its engine does not have,
-a step that fails, a shutdown in the middle.
+And what goes wrong: a stop, clients that go, requests and options that its engine does not have, a
+step that fails, a shutdown in the middle. Fields and prompts that no model can take harm no other.
 """
 
 import itertools
 import json
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 
 from integration.client import OpenStream, call, send, wait_until
 from integration.conftest import RunningServer, ServerProcess, StartServer, running_server
+from tests.support.hostile_values import hostile_bodies
 
 pytestmark = pytest.mark.vllm
 PROMPTS = (
@@ -287,3 +289,65 @@ def _started(
         "--model", str(folder), "--port", "0", environ=environ or {}, is_forked=True
     )
     return server, server.url_when_ready()
+
+
+ROWS = (*hostile_bodies(),)
+BESIDE = {"inputs": "moon", "parameters": {**LONG, "max_new_tokens": 150}}
+
+
+@pytest.fixture(scope="module")
+def alone(t5_server: RunningServer) -> str:
+    """The text of the stream beside hostile fields, when nothing is beside it."""
+    text: str = call(t5_server.url, "/invocations", BESIDE).json()["generated_text"]
+    return text
+
+
+@pytest.mark.parametrize(("name", "bodies"), ROWS, ids=[row[0] for row in ROWS])
+def test_hostile_fields_harm_no_other_request(
+    t5_server: RunningServer, alone: str, name: str, bodies: list[dict[str, Any]]
+) -> None:
+    """As on vLLM: refused or answered on both lanes, and the stream beside them is whole."""
+    url = t5_server.url
+    stream = OpenStream(url, "/invocations", {**BESIDE, "stream": True})
+    statuses = [call(url, "/v1/completions", body, seconds=30).status for body in bodies]
+    for body in bodies:
+        parameters = {key: body[key] for key in body if key not in ("prompt", "max_tokens")}
+        payload = {"inputs": "x", "parameters": {"max_new_tokens": 4, **parameters}}
+        statuses.append(call(url, "/invocations", payload, seconds=30).status)
+    rows = stream.rest().splitlines()
+    assert json.loads(rows[-1])["generated_text"] == alone
+    assert max(statuses) < 500, (name, statuses)
+    assert call(url, "/ping").status == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "payload"),
+    [
+        ("/invocations", {"inputs": "moon " * 1_200_000}),
+        ("/v1/completions", {"prompt": "moon " * 1_200_000}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "moon " * 1_200_000}]}),
+    ],
+)
+def test_long_prompt_is_refused_before_it_is_tokenized(
+    t5_server: RunningServer, path: str, payload: dict[str, object]
+) -> None:
+    """6 MB took 3 to 33 s, in which no other prompt was tokenized."""
+    began = time.monotonic()
+    answer = call(t5_server.url, path, payload)
+    assert (answer.status in (400, 424), b"characters" in answer.body) == (True, True), answer.body
+    assert time.monotonic() - began < 2.0
+
+
+def test_long_prompt_is_cut_before_it_is_tokenized(t5_server: RunningServer) -> None:
+    """Of 6 MB a few tokens are kept: the same as of a short text, at either side."""
+    few, many = "moon " * 100, "moon " * 1_200_000
+    for side in ("left", "right"):
+        fields = {"truncate_prompt_tokens": 5, "truncation_side": side, "return_token_ids": True}
+        body = {"max_tokens": 2, "temperature": 0, **fields}
+        began = time.monotonic()
+        long, short = (
+            call(t5_server.url, "/v1/completions", {"prompt": prompt, **body}).json()["choices"][0]
+            for prompt in (many, few)
+        )
+        assert long["prompt_token_ids"] == short["prompt_token_ids"]
+        assert time.monotonic() - began < 2.0

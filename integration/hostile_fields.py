@@ -17,13 +17,21 @@ import pytest
 from integration.client import OpenStream, call
 from integration.conftest import RunningServer, running_server
 from lmi_vllm.demo import DEMO_MODEL_DIR
+from tests.support.hostile_values import (
+    COMBINED,
+    CONSTRAINTS,
+    DIGITS,
+    EXTREMES,
+    HUGE,
+    SAMPLING,
+    WORDS,
+    hostile_bodies,
+)
 
 pytestmark = pytest.mark.vllm
 HONEST = {"inputs": "Once upon a time", "parameters": {"max_new_tokens": 300}, "stream": True}
 GENERATE, COMPLETIONS, LMI = "/inference/v1/generate", "/v1/completions", "/invocations"
 CHAT = "/v1/chat/completions"
-DIGITS = {"regex": "[0-9]{3}"}
-HUGE = 2**70
 # Of the parser k2_horizon; those of the effort "low" are missing.
 THOUGHT = ("<ifm|think>", "</ifm|think>", "<ifm|think_fast>", "</ifm|think_fast>")
 
@@ -53,43 +61,6 @@ def embedded(*shape: int, kind: str = "float32", fill: float = 0.0) -> dict[str,
     return {"prompt_embeds": text, "max_tokens": 4}
 
 
-# Of `sampling_params`; vLLM's other routes check many of them before.
-SAMPLING: dict[str, list[Any]] = {
-    "logit_bias": [{"5": 1e300}, {"5": -1e300}, {"5": float("nan")}, {"5": 1e39}, {"9999": 1}],
-    "repetition_penalty": [1e300, 1e-300, 5e-324],
-    "seed": [2**63, 2**64, -(2**63) - 1, HUGE],
-    "min_tokens": [4, HUGE],
-    "max_tokens": [2**62, HUGE],
-    "top_k": [2**40, HUGE],
-    "n": [HUGE, 0, -1],
-    "temperature": [1e-300, 1e300],
-    "top_p": [1e-300],
-    "min_p": [1],
-    "thinking_token_budget": [0, 2**62, HUGE],
-    "stream_interval": [2**62, HUGE],
-    "bad_words": [[""], ["\x00"], ["\ud800"]],
-    "stop": [["\ud800"], ["\x00"]],
-    "allowed_token_ids": [[HUGE], [-1], []],
-    "stop_token_ids": [[HUGE], [-1]],
-    "logprob_token_ids": [[HUGE], [-1]],
-    "prompt_logprob_token_ids": [[[HUGE]], [[1], [2]]],
-    "prompt_logprobs": [HUGE, -1],
-    "logprobs": [HUGE, -1],
-    "trace_decode_token_ids": [[1], [HUGE]],
-    "routed_experts_prompt_start": [1, HUGE, -1],
-    "repetition_detection": [{"max_pattern_size": 2, "min_count": HUGE}],
-    "extra_args": [
-        {"kv_transfer_params": "x"}, {"kv_transfer_params": 5}, {"ec_transfer_params": [1]},
-        {"kv_cache_report_mode": {"a": 1}}, {"x": HUGE}, {"x": "\ud800"}, {"5": None},
-    ],
-    "structured_outputs": [
-        {"structural_tag": '{"type": "structural_tag", "format": {"type": "x"}}'},
-        {"structural_tag": "5"}, {"regex": "\ud800"}, {"choice": [""]}, {"regex": ""},
-        {"json": {"$ref": "#"}}, {"json": {"$ref": "#/a"}}, {"json": {"enum": []}},
-        {"regex": "a", "whitespace_pattern": "("}, {"json": {}, "whitespace_pattern": "("},
-        {"grammar": "root ::= root"}, {"json": {"pattern": "(", "type": "string"}},
-    ],
-}  # fmt: skip
 PICTURE = {
     "mm_hashes": {"image": ["a"]},
     "mm_placeholders": {"image": [{"offset": 0, "length": 1}]},
@@ -115,18 +86,7 @@ TENSORS: tuple[tuple[tuple[int, ...], dict[str, Any]], ...] = (
     ((2, 128), {"fill": float("inf")}),
     ((2, 128), {"kind": "float64", "fill": 1e300}),
 )
-XARGS = ({"kv_transfer_params": "x"}, {"x": HUGE}, {"x": [HUGE]}, {"x": "\ud800"})
-CONSTRAINTS = (
-    {"regex": 5}, {"choice": [1]}, {"_backend": "x", **DIGITS}, {"json_object": 1},
-    {"json": {}, "disable_any_whitespace": "x"}, {"json": [1]}, {"x": 1},
-)  # fmt: skip
-# Numbers of more than 64 bits, and halves of a character: neither can be sent to the engine.
-WORDS: dict[str, Any] = {
-    "top_k": HUGE, "session_id": "\ud800", "tools": [{"role": "\ud800"}],
-    "response_format": {"type": "json_object", "x": "\ud800"}, "structured_outputs": "\ud800",
-}  # fmt: skip
 TALK = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4}
-EXTREMES = {"seed": 2**63 - 1, "priority": 2**31 - 1, "max_new_tokens": HUGE}
 
 
 def hostile() -> Iterator[tuple[str, str, list[dict[str, Any]]]]:
@@ -136,11 +96,14 @@ def hostile() -> Iterator[tuple[str, str, list[dict[str, Any]]]]:
         yield name, GENERATE, [generated({name: one}) for one in values]
     for name, values in FIELDS.items():
         yield name, GENERATE, [generated(None, **{name: one}) for one in values]
-    texts = [{"prompt": "x", "max_tokens": 4, "vllm_xargs": one} for one in XARGS]
-    yield "vllm_xargs", COMPLETIONS, texts
     for name, one in WORDS.items():
         yield f"{name} of a chat", CHAT, [{**TALK, name: one}]
-        yield f"{name} of a text", COMPLETIONS, [{"prompt": "x", "max_tokens": 4, name: one}]
+    for name, bodies in hostile_bodies():
+        yield f"{name} of a text", COMPLETIONS, bodies
+    for name, values in SAMPLING.items():
+        yield f"{name} of LMI", LMI, [parameters(**{name: one}) for one in values]
+    yield "combined", GENERATE, [generated(one) for one in COMBINED]
+    yield "combined of LMI", LMI, [parameters(**one) for one in COMBINED]
     yield "constraints", LMI, [parameters(structured_outputs=one) for one in CONSTRAINTS]
     yield "parameters", LMI, [parameters(**{name: one}) for name, one in EXTREMES.items()]
 

@@ -2,7 +2,10 @@
 
 import asyncio
 import itertools
+import math
+import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ from lmi_vllm.errors import (
 )
 from lmi_vllm.messages import BeamSearch, GenerationChunk, GenerationJob, OpenAICall
 from tests.contract.conftest import LoopThread, collect, start_t5_engine
+from tests.support.hostile_values import HUGE, hostile_bodies
 
 pytestmark = pytest.mark.vllm
 PROMPTS = (
@@ -28,6 +32,10 @@ PROMPTS = (
     "summarize: a b c d e f g",
 )
 LONG = 60
+# A request for so many sequences does not come so far.
+HOSTILE = [
+    (name, [body for body in bodies if body.get("n") != HUGE]) for name, bodies in hostile_bodies()
+]
 
 
 class Reference:
@@ -192,6 +200,70 @@ def test_short_answer_does_not_wait_for_a_long_one(run: LoopThread, t5_engine: E
         return spent
 
     assert run(scenario()) < 300
+
+
+# The routes refuse both: what else fails in a step must be like them.
+FAILING: dict[str, dict[str, object]] = {
+    "before the first token": {"seed": 2**65},
+    "with a token": {"temperature": math.inf, "allowed_token_ids": [5, 6]},
+}
+
+
+@pytest.mark.parametrize("fields", FAILING.values(), ids=FAILING)
+def test_request_that_fails_in_a_step_ends_alone(
+    run: LoopThread, t5_engine: Engine, fields: dict[str, object]
+) -> None:
+    """An unforeseen error ends its own request; the batch goes on, and nothing is left."""
+
+    async def scenario() -> None:
+        honest = job(PROMPTS[0], is_streaming=True, ignore_eos=True)
+        alone = ids(await collect(t5_engine, honest))
+        stream = t5_engine.generate(honest)
+        chunks = [await anext(stream)]
+        for _ in range(2):
+            with pytest.raises(EngineFailureError, match=r"RuntimeError|OverflowError|ValueError"):
+                await collect(t5_engine, job("moon", **{"n": 3, "temperature": 1.0, **fields}))
+        chunks += [chunk async for chunk in stream]
+        assert ids(chunks) == alone
+        with pytest.raises(EngineFailureError):
+            await collect(t5_engine, job("moon", **{"temperature": 1.0, **fields}))
+        async with asyncio.timeout(10):
+            while t5_engine.running_requests:  # noqa: ASYNC110 (the thread has no event)
+                await asyncio.sleep(0.01)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(("name", "bodies"), HOSTILE, ids=[row[0] for row in HOSTILE])
+def test_hostile_fields_end_no_other_request(
+    run: LoopThread, t5_engine: Engine, name: str, bodies: list[dict[str, Any]]
+) -> None:
+    """Answered or refused; the web layer's own bounds are tried in integration."""
+
+    async def scenario() -> None:
+        stream = t5_engine.generate(job(PROMPTS[0], is_streaming=True, ignore_eos=True))
+        await anext(stream)
+        for body in bodies:
+            reply = await t5_engine.answer_openai(OpenAICall("completions", body, {}, name))
+            assert reply.status < 500, (body, reply.body)
+        assert [chunk async for chunk in stream][-1].finish_reason == "length"
+
+    run(scenario())
+
+
+def test_long_text_is_refused_before_it_is_tokenized(run: LoopThread, t5_engine: Engine) -> None:
+    """6 MB took 3 to 33 s; cut to a few tokens, no more than those are read."""
+
+    async def scenario() -> float:
+        began = time.monotonic()
+        with pytest.raises(PayloadError, match="characters"):
+            await collect(t5_engine, job("moon " * 1_200_000))
+        cut = replace(job("moon " * 1_200_000, max_tokens=2), truncate_prompt_tokens=5)
+        few = replace(job("moon " * 100, max_tokens=2), truncate_prompt_tokens=5)
+        assert ids(await collect(t5_engine, cut)) == ids(await collect(t5_engine, few))
+        return time.monotonic() - began
+
+    assert run(scenario()) < 2.0
 
 
 def test_min_tokens_and_bad_words_match_transformers(

@@ -63,6 +63,10 @@ LOGS = [-0.6931, -1.2040, -1.8971, -2.9957]  # of 0.5, 0.3, 0.15, 0.05
         ({"min_p": 0.2}, {0, 1, 2}),
         ({"top_k": 3, "top_p": 0.6}, {0, 1}),
         ({"temperature": 0.05}, {0}),
+        ({"top_p": 1e-300}, {0}),
+        ({"min_p": 1.0, "top_k": 1, "top_p": 5e-324}, {0}),
+        ({"temperature": 1e-5, "logit_bias": {2: 100.0}, "repetition_penalty": 1e-37}, {2}),
+        ({"temperature": 1e300}, {0, 1, 2, 3}),
     ],
 )
 def test_sampling_uses_only_unmasked_tokens(fields: dict[str, Any], left: set[int]) -> None:

@@ -3,7 +3,8 @@
 A trial may take its whole time limit. So that a client that asks for many does not make others
 wait, one source (a key, or a client's address) never has all slots. A free slot goes to the
 source that has the fewest. Of these, sources whose trials were slow lately come last. Of the rest,
-the one comes first that waited longest since its last trial.
+the one comes first that waited longest since its last trial. A grammar that several sources ask for
+is tried once, in the first turn of any of them.
 
 A grammar that passed is compiled once more in the engine's few threads. vLLM's own queue for them
 is in order of arrival, so that one client's grammars made all others wait.
@@ -14,7 +15,7 @@ import contextlib
 import threading
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -27,9 +28,11 @@ MAX_SLOW_SOURCES: Final = 4096  # that are remembered
 
 
 @dataclass(eq=False, slots=True)
-class _Waiting:
-    source: str
-    turn: "asyncio.Future[None]"
+class Place:
+    """One trial's place in the queue of each source that asks for it, by its requests."""
+
+    sources: "Counter[str]" = field(default_factory=Counter)
+    turn: "asyncio.Future[str] | None" = None  # the source in whose turn it begins
 
 
 @dataclass(slots=True)
@@ -38,31 +41,46 @@ class FairSemaphore:
 
     slow_seconds: float = 1.0  # of a trial: it costs its source the place before others
     running: "Counter[str]" = field(default_factory=Counter)
-    _waiting: list[_Waiting] = field(default_factory=list)
+    _waiting: list[Place] = field(default_factory=list)
     # Sources that wait, by when they began to, or a trial of theirs began or ended.
     _since: dict[str, int] = field(default_factory=dict)
     # The seconds of slow trials by source, half as many after each further one.
     _slow: "OrderedDict[str, float]" = field(default_factory=OrderedDict)
     _count: int = 0
 
+    @contextlib.contextmanager
+    def asked_by(self, place: Place, source: str) -> Iterator[None]:
+        """Let the trial wait in the turn of this source, too, while the body runs."""
+        place.sources[source] += 1
+        if place in self._waiting:
+            self._arrive(source)
+            self._admit()
+        try:
+            yield
+        finally:
+            place.sources[source] -= 1
+            place.sources += Counter()  # without those that no request asks for
+            self._forget(source)
+
     @contextlib.asynccontextmanager
-    async def hold(self, source: str) -> AsyncIterator[None]:
-        """Wait for a place and have it while the body runs."""
-        waiter = _Waiting(source, asyncio.get_running_loop().create_future())
-        self._waiting.append(waiter)
-        if source not in self._since:
-            self._to_the_end(source)
+    async def hold(self, place: Place) -> AsyncIterator[None]:
+        """Wait until one of the place's sources may have a trial; it has while the body runs."""
+        place.turn = asyncio.get_running_loop().create_future()
+        self._waiting.append(place)
+        for source in place.sources:
+            self._arrive(source)
         self._admit()
         began = None
         try:
-            await waiter.turn
+            await place.turn
             began = time.monotonic()
             yield
         finally:
-            if waiter in self._waiting:
-                self._waiting.remove(waiter)
-                self._forget(source)
+            if place in self._waiting:
+                self._waiting.remove(place)
+                self._forget(*place.sources)
             else:
+                source = place.turn.result()
                 if began is not None:  # else it was cancelled in its turn
                     self._charge(source, time.monotonic() - began)
                 self._release(source)
@@ -85,29 +103,39 @@ class FairSemaphore:
     def _admit(self) -> None:
         while self.running.total() < MAX_TRIALS:
             able = [
-                one
-                for one in self._waiting
-                if self.running[one.source] < MAX_OF_ONE_SOURCE and not one.turn.cancelled()
+                (place, source)
+                for place in self._waiting
+                if place.turn is not None and not place.turn.cancelled()
+                for source in place.sources
+                if self.running[source] < MAX_OF_ONE_SOURCE
             ]
             if not able:
                 return
-            first = min(able, key=self._order)
+            first, own = min(able, key=lambda one: self._order(one[1]))
             self._waiting.remove(first)
-            self._to_the_end(first.source)
-            self.running[first.source] += 1
-            first.turn.set_result(None)
+            self._to_the_end(own)
+            self._forget(*first.sources)
+            self.running[own] += 1
+            if first.turn is not None:
+                first.turn.set_result(own)
 
-    def _order(self, one: _Waiting) -> tuple[int, bool, int]:
-        return self.running[one.source], one.source in self._slow, self._since[one.source]
+    def _order(self, source: str) -> tuple[int, bool, int]:
+        return self.running[source], source in self._slow, self._since[source]
+
+    def _arrive(self, source: str) -> None:
+        if source not in self._since:
+            self._to_the_end(source)
 
     def _to_the_end(self, source: str) -> None:
         self._count += 1
         self._since[source] = self._count
         self._forget(source)
 
-    def _forget(self, source: str) -> None:
-        if not any(one.source == source for one in self._waiting):
-            self._since.pop(source, None)
+    def _forget(self, *sources: str) -> None:
+        """Forget since when these have waited, unless they do."""
+        for source in sources:
+            if not any(source in place.sources for place in self._waiting):
+                self._since.pop(source, None)
 
 
 @dataclass(slots=True)

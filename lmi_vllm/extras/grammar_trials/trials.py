@@ -9,7 +9,7 @@ from functools import partial
 from typing import Final
 
 from lmi_vllm.extras.grammar_trials.child import PASSED, end_trial, fork_trial, wait_for_verdict
-from lmi_vllm.extras.grammar_trials.queue import FairSemaphore, SharedTask
+from lmi_vllm.extras.grammar_trials.queue import FairSemaphore, Place, SharedTask
 from lmi_vllm.extras.grammar_trials.walks import TriedGrammar, walk
 
 WALK_TOKENS: Final = 1024  # of an answer that may be so long
@@ -27,7 +27,7 @@ class Trials:
         self._seconds = seconds
         self._thread = thread
         self._verdicts: OrderedDict[bytes, str] = OrderedDict()
-        self._running: dict[bytes, SharedTask] = {}
+        self._running: dict[bytes, tuple[SharedTask, Place]] = {}
         self._places = FairSemaphore(slow_seconds=seconds / SLOW_PART)
 
     async def verdict(
@@ -35,8 +35,8 @@ class Trials:
     ) -> str:
         """Return why the grammar is refused for an answer of that many tokens; empty if it is not.
 
-        Trials of one `source` do not delay those of others. A trial ends when no caller waits for
-        it.
+        Trials of one `source` do not delay those of others, also where they are of the same
+        grammar. A trial ends when no caller waits for it.
         """
         # Rounded up, so that few lengths of answers need a try of their own.
         steps = min(1 << (max(max_tokens or WALK_TOKENS, 16) - 1).bit_length(), WALK_TOKENS)
@@ -44,18 +44,20 @@ class Trials:
         verdict = self._verdicts.get(key)
         if verdict is not None:
             return verdict
-        trial = self._running.get(key)
-        if trial is None or trial.is_over:  # single flight: equal requests wait for one child
-            attempt = partial(_attempt, compile_grammar, steps)
-            trial = self._running[key] = SharedTask(self._judge(key, attempt, source))
+        trial, place = self._running.get(key, (None, None))
+        if trial is None or place is None or trial.is_over:  # single flight: one child for equals
+            attempt, place = partial(_attempt, compile_grammar, steps), Place()
+            trial = SharedTask(self._judge(key, attempt, place))
+            self._running[key] = trial, place
         try:
-            return await trial.result()
+            with self._places.asked_by(place, source):
+                return await trial.result()
         finally:
-            if trial.is_over and self._running.get(key) is trial:
+            if trial.is_over and self._running.get(key) == (trial, place):
                 del self._running[key]
 
-    async def _judge(self, key: bytes, attempt: Callable[[], bytes], source: str) -> str:
-        async with self._places.hold(source):
+    async def _judge(self, key: bytes, attempt: Callable[[], bytes], place: Place) -> str:
+        async with self._places.hold(place):
             verdict = await self._answer(attempt)
         self._verdicts[key] = verdict
         while len(self._verdicts) > MAX_VERDICTS:

@@ -1,5 +1,6 @@
 """The sequences that the model runs now: each step chooses the next token of every one."""
 
+import logging
 import random
 import time
 from collections.abc import Callable, Sequence, Set
@@ -8,13 +9,15 @@ from typing import Final
 
 import torch
 
-from lmi_vllm.errors import LmiError
+from lmi_vllm.errors import EngineFailureError, LmiError
 from lmi_vllm.extras.seq2seq.decoding import DecodingBatch
 from lmi_vllm.extras.seq2seq.model import LoadedModel, model_logits_processors
 from lmi_vllm.extras.seq2seq.sampling import Choice, Sampling, TokenSampler
 from lmi_vllm.extras.seq2seq.text import TextStream, TokenTexts
 from lmi_vllm.messages import GeneratedToken, GenerationChunk, TokenLogprob
 from lmi_vllm.telemetry.records import SequenceFigures
+
+logger = logging.getLogger(__name__)
 
 _SEEDS: Final = 1 << 63
 
@@ -125,7 +128,15 @@ class RunningBatch:
     def join(self, request: StepRequest, index: int) -> Sequence[Delivery]:
         """Begin a sequence with its first token; return the chunks and errors to deliver."""
         ready: list[Delivery] = []
-        row, scores = self._joined(request, index)
+        try:
+            row = self._new_row(request, index)
+        except Exception as error:  # noqa: BLE001 (whatever it is, it is of this request)
+            _fail(request, error, ready)
+            return ready
+        if request.encoder_states is None:
+            request.joined = time.time()
+            request.encoder_states = self._batch.encode(request.prompt)
+        scores = self._batch.join(request.encoder_states)
         self._rows.append(row)
         self._keep([True] * (len(self._rows) - 1) + [self._advance(row, scores, ready)])
         return ready
@@ -139,11 +150,8 @@ class RunningBatch:
         self._rows.clear()
         self._batch.keep([])
 
-    def _joined(self, request: StepRequest, index: int) -> tuple[_BatchRow, torch.Tensor]:
+    def _new_row(self, request: StepRequest, index: int) -> _BatchRow:
         sampling = request.sampling
-        if request.encoder_states is None:
-            request.joined = time.time()
-            request.encoder_states = self._batch.encode(request.prompt)
         seed = sampling.seed
         seed = self._seeds.randrange(_SEEDS) if seed is None else seed + index
         generator = torch.Generator().manual_seed(seed)
@@ -158,19 +166,22 @@ class RunningBatch:
             includes_stop=sampling.include_stop_str_in_output,
             skips_special=sampling.skip_special_tokens,
         )
-        return _BatchRow(request, index, sampler, text), self._batch.join(request.encoder_states)
+        return _BatchRow(request, index, sampler, text)
 
     def _advance(self, row: _BatchRow, scores: torch.Tensor, ready: list[Delivery]) -> bool:
-        """Choose the row's next token; returns whether it goes on."""
-        request = row.request
+        """Choose the row's next token; returns whether it goes on.
+
+        What fails here is this row's alone: the model has run, and no other row is looked at.
+        """
         try:
-            choice = row.sampler.choose(scores)
-        except (
-            LmiError
-        ) as error:  # ends this request only; its other sequences leave before the next step
-            request.is_aborted = True
-            ready.append((request.deliver, error))
+            return self._chosen(row, scores, ready)
+        except Exception as error:  # noqa: BLE001 (no request may end the others)
+            _fail(row.request, error, ready)
             return False
+
+    def _chosen(self, row: _BatchRow, scores: torch.Tensor, ready: list[Delivery]) -> bool:
+        request = row.request
+        choice = row.sampler.choose(scores)
         reason: str | int | None
         finish, reason, has_text = self._end_by_token(row, choice.token)
         if has_text:
@@ -221,3 +232,12 @@ class RunningBatch:
         if not request.open_sequences:
             request.encoder_states = None
             self._on_closed(request)
+
+
+def _fail(request: StepRequest, error: Exception, ready: list[Delivery]) -> None:
+    """End one request with an error; its other sequences leave before the next step."""
+    if not isinstance(error, LmiError):
+        logger.error("a token of one request could not be chosen", exc_info=error)
+        error = EngineFailureError(f"the next token could not be chosen: {type(error).__name__}")
+    request.is_aborted = True
+    ready.append((request.deliver, error))

@@ -42,6 +42,12 @@ NO_TEMPLATE: Final = (
     "this model's tokenizer has no chat template: set option.chat_template, or send `prompt`"
 )
 
+# What a template may raise for messages of another shape than it expects.
+_TEMPLATE_ERRORS: Final = (
+    TemplateError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError,
+    RecursionError,
+)  # fmt: skip
+
 
 class OpenAIAnswers:
     """Answers OpenAI calls over the engine."""
@@ -135,7 +141,7 @@ class OpenAIAnswers:
 
         try:
             text = await self._runner.with_tokenizer(render)
-        except (TemplateError, ValueError, TypeError) as error:
+        except _TEMPLATE_ERRORS as error:
             raise PayloadError(f"messages: the chat template refuses them: {error}") from error
         return [await self._prompt(request, text)]
 

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any, Final
 
+from lmi_vllm.engine.text_bounds import kept_text
 from lmi_vllm.errors import LmiError, PayloadError
 from lmi_vllm.extras.seq2seq.batch import Item, StepRequest
 from lmi_vllm.extras.seq2seq.model import LoadedModel
@@ -29,6 +30,7 @@ class SequenceRunner:
         self.tokenizer = loaded.tokenizer
         self.defaults = _model_defaults(loaded)
         self.texts = TokenTexts(loaded.tokenizer)
+        self._longest_token = max(map(len, loaded.tokenizer.get_vocab()))  # characters
         self._tokenizer_lock = asyncio.Lock()  # the tokenizer is not safe for two threads at once
         self._bounds = SamplingBounds(
             loaded.max_model_len, loaded.vocabulary, profile.limits.max_logprobs
@@ -61,9 +63,18 @@ class SequenceRunner:
     ) -> Sequence[int]:
         """Return the token ids of a prompt; with `truncate` at most that many, cut at `side`.
 
+        A text that cannot fit is refused before it is tokenized: others wait for the tokenizer.
+
         Raises:
             PayloadError: it is longer than the encoder takes, or has no token.
         """
+        if truncate is not None:
+            text = kept_text(text, truncate, self._longest_token, side)
+        elif len(text) > (most := self.max_model_len * self._longest_token):
+            raise PayloadError(
+                f"the prompt has {len(text)} characters, more than the {most} that "
+                f"{self.max_model_len} tokens (max_model_len) can have"
+            )
 
         def tokens() -> list[int]:
             options: dict[str, Any] = {}
@@ -143,7 +154,13 @@ class SequenceRunner:
         return [PromptToken(token, *span) for token, span in pairs]
 
     def _bad_words(self, words: Sequence[str]) -> list[list[int]]:
-        """Return each word's tokens, at the beginning of a text and inside one (as vLLM does)."""
+        """Return each word's tokens, at the beginning of a text and inside one (as vLLM does).
+
+        Raises:
+            PayloadError: a word cannot be encoded.
+        """
+        if any("\ud800" <= letter <= "\udfff" for letter in "".join(words)):
+            raise PayloadError("bad_words: half of a surrogate pair is no text")
         texts = [prefix + word.lstrip() for word in words for prefix in ("", " ")]
         encoded = [self.tokenizer.encode(text, add_special_tokens=False) for text in texts]
         known = self._bounds.vocabulary

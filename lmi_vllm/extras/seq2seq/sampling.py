@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 from transformers import LogitsProcessorList
 
-from lmi_vllm.errors import EngineFailureError, LmiError, PayloadError
+from lmi_vllm.errors import EngineFailureError, PayloadError
 
 MAX_BIAS: Final = 100.0  # as OpenAI's API and vLLM's handlers bound it
 MINUS_INFINITY: Final = -9999.0  # how vLLM writes a log probability of minus infinity in JSON
@@ -157,7 +157,7 @@ class TokenSampler:
         """
         scores = self._processed(logits.clone())
         if not math.isfinite(float(scores.max())):  # NaN too
-            raise self._no_choice(logits)
+            scores = self._bounded(scores, logits)
         token = int(scores.argmax()) if self._sampling.is_greedy else self._draw(scores)
         self.tokens.append(token)
         count = self._sampling.logprobs
@@ -169,14 +169,23 @@ class TokenSampler:
         return Choice(token, _finite(float(logprobs[token])), tuple(top))
 
     @staticmethod
-    def _no_choice(logits: torch.Tensor) -> LmiError:
+    def _bounded(scores: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        """Return scores whose largest is a number, where a penalty made it larger than any.
+
+        Raises:
+            PayloadError: the request excludes every token.
+            EngineFailureError: the model's logits are NaN or infinite.
+        """
         if bool(logits.isnan().any()) or math.isinf(float(logits.max())):
-            return EngineFailureError(
+            raise EngineFailureError(
                 "the model's logits are not numbers (T5 overflows in float16: option.dtype=bf16)"
             )
-        return PayloadError(
-            "no token is left to choose from: allowed_token_ids, bad_words, min_tokens"
-        )
+        if float(scores.max()) != math.inf:
+            raise PayloadError(
+                "no token is left to choose from: allowed_token_ids, bad_words, logit_bias, "
+                "min_tokens, penalties"
+            )
+        return scores.clamp(max=torch.finfo(scores.dtype).max)
 
     def _processed(self, scores: torch.Tensor) -> torch.Tensor:
         sampling = self._sampling
@@ -212,7 +221,7 @@ class TokenSampler:
 
     def _draw(self, scores: torch.Tensor) -> int:
         sampling = self._sampling
-        scores = scores / sampling.temperature
+        scores = (scores - scores.max()) / sampling.temperature  # the largest stays a number
         if sampling.min_p > 0:
             probabilities = scores.softmax(-1)
             scores[probabilities < sampling.min_p * probabilities.max()] = -torch.inf
@@ -222,6 +231,7 @@ class TokenSampler:
         if sampling.top_p < 1:
             ordered, order = scores.softmax(-1).sort(descending=True)
             before = ordered.cumsum(-1) - ordered
+            before[0] = -1.0  # the first always stays: as float32 a tiny top_p is 0
             scores[order[before >= sampling.top_p]] = -torch.inf
         return int(torch.multinomial(scores.softmax(-1), 1, generator=self._generator))
 

@@ -103,10 +103,15 @@ class StepThread:
         """Wait until there is a request to run; returns False once the thread is to end."""
         with self._condition:
             self._update_gauges()
-            self._condition.wait_for(lambda: self._is_over or self._batch or self._waiting)
+            self._condition.wait_for(self._is_wanted)
             self._drop_aborted()
             self._update_gauges()
             return not self._is_over
+
+    def _is_wanted(self) -> bool:
+        if self._is_over or self._batch or self._waiting:
+            return True
+        return any(request.is_aborted for request in self._requests)  # one that has failed
 
     def _update_gauges(self) -> None:
         ENGINE_SEQUENCES.labels("running").set(len(self._batch))

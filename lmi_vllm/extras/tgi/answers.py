@@ -6,7 +6,6 @@ from typing import Any
 import orjson
 
 from lmi_vllm._version import __version__
-from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import PayloadError
 from lmi_vllm.inference.context import RequestContext, Runtime
 from lmi_vllm.inference.request.body import decode_body
@@ -48,21 +47,24 @@ async def tokenize(context: RequestContext) -> Reply:
     """Answer TGI's `/tokenize`: a list of tokens, each with the part of the text it stands for.
 
     Raises:
-        PayloadError: `inputs` is not text, or `add_special_tokens` not a boolean.
+        PayloadError: `inputs` is not text or too long, or `add_special_tokens` not a boolean.
     """
     async with context:
         payload = decode_body(context.call.body, "application/json")
-        tokens = await _tokens(payload, context.runtime.engine)
+        tokens = await _tokens(payload, context.runtime)
     return Reply(200, "application/json", orjson.dumps(tokens) + b"\n")
 
 
-async def _tokens(payload: Mapping[str, Any], engine: Engine) -> list[dict[str, Any]]:
+async def _tokens(payload: Mapping[str, Any], runtime: Runtime) -> list[dict[str, Any]]:
     text, adds_special = payload.get("inputs"), payload.get("add_special_tokens", True)
     if not isinstance(text, str):
         raise PayloadError("inputs: expected text")
     if not isinstance(adds_special, bool):
         raise PayloadError("add_special_tokens: expected true or false")
-    tokens = await engine.tokenize(text, add_special_tokens=adds_special)
+    if len(text) > (most := runtime.profile.limits.max_tokenize_length):
+        allowed = f"{most} characters (LMI_MAX_TOKENIZE_LENGTH)"
+        raise PayloadError(f"inputs: at most {allowed} (got {len(text)})")
+    tokens = await runtime.engine.tokenize(text, add_special_tokens=adds_special)
     return [
         {
             "id": token.id,

@@ -31,6 +31,10 @@ def fault_of(request_id: str, params: Any) -> str:
         request_id.encode()
     except UnicodeEncodeError as error:
         return f"request_id: {_explained(error)}"
+    try:
+        "".join(getattr(params, "bad_words", None) or ()).encode()
+    except UnicodeEncodeError as error:  # the tokenizer's error has no text
+        return f"bad_words: {_explained(error)}"
     extra = getattr(params, "extra_args", None) or {}
     for name in _TRANSFERS:
         if not isinstance(extra.get(name) or {}, dict):

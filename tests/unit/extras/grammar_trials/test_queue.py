@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,9 +16,12 @@ from lmi_vllm.extras.grammar_trials.queue import (
     MAX_OF_ONE_SOURCE,
     MAX_SLOW_SOURCES,
     MAX_TRIALS,
+    Place,
     SharedTask,
 )
 from lmi_vllm.extras.grammar_trials.queue import FairSemaphore as Places
+from lmi_vllm.extras.grammar_trials.trials import Trials as GrammarTrials
+from lmi_vllm.extras.grammar_trials.walks import TriedGrammar
 
 EVIL = "192.0.2.1"
 
@@ -42,7 +46,12 @@ class Trials:
         return asyncio.create_task(self._run(name, source))
 
     async def _run(self, name: str, source: str) -> None:
-        async with self.places.hold(source):
+        place = Place()
+        with self.places.asked_by(place, source):
+            await self._hold(name, place)
+
+    async def _hold(self, name: str, place: Place) -> None:
+        async with self.places.hold(place):
             self.began.append(name)
             await self.ends[name].wait()
 
@@ -183,6 +192,48 @@ async def test_clients_that_go_together_end_without_an_error(trials: Trials) -> 
     assert not trials.places.running
 
 
+async def test_trial_of_two_sources_begins_in_the_first_turn_of_either(trials: Trials) -> None:
+    """One that has much waiting asked for it first: the other's turn is not put off by that."""
+    for number in range(12):
+        trials.start(f"evil {number}", EVIL)
+    shared = Place()
+    with trials.places.asked_by(shared, EVIL):
+        trials.ends["shared"] = asyncio.Event()
+        task = asyncio.create_task(trials._hold("shared", shared))
+        await settle()
+        assert "shared" not in trials.began
+        with trials.places.asked_by(shared, "honest"):
+            await settle()
+            assert trials.began[-1] == "shared"
+            assert trials.places.running == {EVIL: MAX_OF_ONE_SOURCE, "honest": 1}
+    await trials.end("shared")
+    await task
+    assert trials.places.running == {EVIL: MAX_OF_ONE_SOURCE}
+
+
+async def test_source_that_has_gone_leaves_its_turn(trials: Trials) -> None:
+    """A trial that two asked for waits in the turn of the one that is left."""
+    for name in ("a", "b", "c", "d"):
+        trials.start(name, name)
+    shared = Place()
+    with trials.places.asked_by(shared, EVIL):
+        with trials.places.asked_by(shared, "honest"):
+            trials.ends["shared"] = asyncio.Event()
+            task = asyncio.create_task(trials._hold("shared", shared))
+            await settle()
+            assert trials.began == ["a", "b", "c"]
+        for name in ("a", "b"):
+            await trials.end(name)
+        assert trials.began[3:] == ["d", "shared"]
+        assert trials.places.running == {"c": 1, "d": 1, EVIL: 1}
+        await trials.end("shared")
+        await task
+    for name in ("c", "d"):
+        await trials.end(name)
+    assert not trials.places.running
+    assert not trials.places._since
+
+
 async def test_a_trial_ends_with_the_last_that_waits_for_it() -> None:
     """The others have its result."""
     ended: list[str] = []
@@ -240,3 +291,29 @@ async def test_verdict_needs_none_of_the_threads_of_others() -> None:
     finally:
         come_back.set()
         await held
+
+
+def slow_grammar() -> TriedGrammar:
+    """Compile for longer than a trial may take."""
+    time.sleep(60)
+    raise AssertionError
+
+
+def no_grammar() -> TriedGrammar:
+    """Say at once that it is none."""
+    raise ValueError("no grammar")
+
+
+async def test_grammar_that_another_asked_for_waits_in_its_own_turn() -> None:
+    """Twelve slow ones of that other are before it in the other's turns alone."""
+    trials = GrammarTrials(1.0, ThreadPoolExecutor(1))
+    asked = [trials.verdict(f"slow {number}", slow_grammar, 8, EVIL) for number in range(12)]
+    asked.append(trials.verdict("shared", no_grammar, 8, EVIL))
+    evil = [asyncio.create_task(verdict) for verdict in asked]
+    await settle()
+    assert "no grammar" in await trials.verdict("shared", no_grammar, 8, "honest")
+    assert sum(task.done() for task in evil[:12]) <= 2 * MAX_OF_ONE_SOURCE
+    assert "no grammar" in await evil[12]
+    for task in evil[:12]:
+        task.cancel()
+    await asyncio.gather(*evil, return_exceptions=True)

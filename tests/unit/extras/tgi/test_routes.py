@@ -111,3 +111,13 @@ async def test_hub_client_reads_every_answer(serve: ServeScripted) -> None:
         assert rows[-1].details.generated_tokens == 3
         with pytest.raises(ValidationError, match="temperature"):
             await hub.text_generation("x", temperature=-1.0, details=True)
+
+
+async def test_long_text_is_not_tokenized(serve: ServeScripted) -> None:
+    """A text is only converted, so no model's context bounds it: LMI_MAX_TOKENIZE_LENGTH does."""
+    client = await serve(TGI)
+    response = await client.post("/tokenize", json={"inputs": "a" * ((512 << 10) + 1)})
+    assert response.status == 422
+    assert "LMI_MAX_TOKENIZE_LENGTH" in (await response.json())["error"]
+    response = await client.post("/tokenize", json={"inputs": "a b"})
+    assert response.status == 200
