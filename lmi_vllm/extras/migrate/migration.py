@@ -11,7 +11,10 @@ from typing import Final
 from lmi_vllm.config.load import load_settings
 from lmi_vllm.config.options import ENVIRONMENT_SETTINGS, all_rows
 from lmi_vllm.config.options.row import ENV, FILE, EffectWord
-from lmi_vllm.config.parsers import words
+from lmi_vllm.config.other_servers.replacement import Replacement, variable
+from lmi_vllm.config.other_servers.tgi_variables import TGI_ONLY_NAMES, TGI_PAIRS, TGI_VARIABLES
+from lmi_vllm.config.other_servers.vllm_flags import Flag, read_flags, read_variables
+from lmi_vllm.config.other_servers.vllm_server import replacement_of, vllm_address
 from lmi_vllm.config.properties import PropertiesFile, parse_properties
 from lmi_vllm.config.secrets import is_secret, mask_text
 from lmi_vllm.config.setting import FILE_PREFIX, Sentence, Setting
@@ -21,18 +24,6 @@ from lmi_vllm.config.variable_names import (
     SERVING_PREFIX,
     find_option,
 )
-from lmi_vllm.extras.migrate.tgi_variables import (
-    TGI_ONLY_NAMES,
-    TGI_PAIRS,
-    TGI_VARIABLES,
-    Converter,
-    Replacement,
-    not_needed,
-    refused,
-    same_in_variable,
-    variable,
-)
-from lmi_vllm.extras.migrate.vllm_flags import Flag, read_flags, read_variables
 from lmi_vllm.messages import OriginKind
 from lmi_vllm.translate.arguments import translate
 from lmi_vllm.translate.devices import Devices
@@ -42,47 +33,6 @@ _NO_STORE: Final = MappingProxyType({"SERVING_MODEL_STORE": "/nonexistent"})
 
 _SERVER_ROWS: Final = MappingProxyType({row.name: row for row in all_rows().server})
 _VARIABLES: Final = frozenset(row.name for row in all_rows().variables)
-
-
-def _cors(name: str) -> Converter:
-    """Convert what other sites may do, which vLLM takes as JSON lists."""
-    return lambda text: variable(f"SERVING_CORS_ALLOWED_{name}", ",".join(words(text)))
-
-
-def _credentials(text: str) -> Replacement:
-    """Refuse cookies of other sites; not to allow them is what this server does."""
-    if text.lower() in ("false", "no", "0"):
-        return Replacement(None, why="it is the default here")
-    return refused("pages of other sites send no cookies here; send a key")(text)
-
-
-def _lora_modules(text: str) -> Replacement:
-    """Convert adapters that vLLM loads by name and path: enabled, to be placed by the user."""
-    why = f"put the adapters ({text}) below adapters/ of the model directory"
-    return Replacement("option.enable_lora", "true", why)
-
-
-_FRONT_END: Final[Mapping[str, Converter]] = MappingProxyType(
-    {
-        "api_key": same_in_variable("LMI_API_KEY"),
-        "api_server_count": same_in_variable("LMI_FRONTEND_PROCESSES"),
-        "allowed_origins": _cors("ORIGIN"),
-        "allowed_methods": _cors("METHODS"),
-        "allowed_headers": _cors("HEADERS"),
-        "allow_credentials": _credentials,
-        "lora_modules": _lora_modules,
-        "ssl_keyfile": same_in_variable("SERVING_PRIVATE_KEY_FILE"),
-        "ssl_certfile": same_in_variable("SERVING_CERTIFICATE_FILE"),
-        "tool_server": refused("tool servers are not supported"),
-        "headless": refused("one process serves one node"),
-        "grpc": refused("there is no gRPC server"),
-        "config": refused("give the flags of that file on the command line"),
-        "ssl_ca_certs": refused("client certificates are not checked; put a proxy in front"),
-    }
-)
-_OTHER_FRONT_END: Final = not_needed(
-    "it belongs to vLLM's own HTTP server, which this server replaces"
-)
 
 
 class SourceServer(StrEnum):
@@ -235,9 +185,9 @@ def migrate_sagemaker_vllm(environ: Mapping[str, str]) -> Migration:
 def _from_flags(migration: Migration, flags: Sequence[Flag]) -> Migration:
     """Add every flag, and vLLM's defaults where ours differ; return the checked migration."""
     for flag in flags:
-        migration.add(flag.source, _replacement_of_flag(flag, flags))
+        migration.add(flag.source, replacement_of(flag, flags))
     properties = migration.properties
-    address = _vllm_address(flags)
+    address = vllm_address(flags)
     if address.startswith("https") and "SERVING_INFERENCE_ADDRESS" not in migration.environment:
         migration.add("(default)", variable("SERVING_INFERENCE_ADDRESS", address))
     if "option.model_id" in properties:
@@ -252,26 +202,6 @@ def _from_flags(migration: Migration, flags: Sequence[Flag]) -> Migration:
         becomes = "option.max_rolling_batch_size=256"
         migration.steps.append(Step(StepOutcome.APPROXIMATED, "(default)", becomes, why))
     return checked(migration)
-
-
-def _replacement_of_flag(flag: Flag, flags: Sequence[Flag]) -> Replacement:
-    """Return what one flag of vLLM becomes."""
-    if flag.problem:
-        return Replacement(None, why=flag.problem, is_refused=True)
-    if flag.name == "model":
-        return Replacement("option.model_id", flag.text)
-    if flag.is_engine or find_option(flag.name) is not None:
-        return Replacement(f"option.{flag.name}", flag.text)
-    if flag.name in ("host", "port"):
-        return variable("SERVING_INFERENCE_ADDRESS", _vllm_address(flags))
-    return _FRONT_END.get(flag.name, _OTHER_FRONT_END)(flag.text)
-
-
-def _vllm_address(flags: Sequence[Flag]) -> str:
-    """Return the URL that `vllm serve` listens on: https with a key or certificate."""
-    given = {flag.name: flag.text for flag in flags}
-    scheme = "https" if given.keys() & {"ssl_keyfile", "ssl_certfile"} else "http"
-    return f"{scheme}://{given.get('host') or '0.0.0.0'}:{given.get('port') or '8000'}"
 
 
 def migrate_lmi(environ: Mapping[str, str], file: PropertiesFile | None) -> Migration:

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from lmi_vllm.config.load import load_settings
+from lmi_vllm.config.other_servers.tgi_variables import TGI_VARIABLES
 from lmi_vllm.config.properties import parse_properties
 from lmi_vllm.extras.migrate import command as migrate
 from lmi_vllm.extras.migrate.migration import as_properties, as_variables, migrate_lmi
-from lmi_vllm.extras.migrate.tgi_variables import TGI_VARIABLES
 
 SAMPLES = sorted((Path(__file__).parents[4] / "config" / "samples").glob("*.env"))
 Migrate = Callable[..., tuple[int, Mapping[str, Any]]]

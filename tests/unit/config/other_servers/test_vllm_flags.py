@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from lmi_vllm.config import vllm_schema
+from lmi_vllm.config.other_servers import vllm_flags
+from lmi_vllm.config.other_servers.vllm_flags import read_flags
 from lmi_vllm.config.vllm_schema import read_release
-from lmi_vllm.extras.migrate import vllm_flags
-from lmi_vllm.extras.migrate.vllm_flags import read_flags
 
 RECORDS = Path(vllm_schema.__file__).parent / "data"
 

@@ -1,55 +1,22 @@
-"""The variables of text-generation-launcher 3 and what each one is here (data for `migrate`).
+"""The variables of text-generation-launcher 3 and what each one is here (data).
 
 Names from the launcher's own arguments (text-generation-inference, launcher/src/main.rs), each of
 which is also an environment variable, and from its SageMaker entry script.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
+from lmi_vllm.config.other_servers.replacement import (
+    Converter,
+    Replacement,
+    not_needed,
+    refused,
+    same_in_variable,
+    same_value,
+)
 from lmi_vllm.config.parsers import boolean
-from lmi_vllm.messages import OriginKind
-
-
-@dataclass(frozen=True, slots=True)
-class Replacement:
-    """What a value becomes: `key` None means there is nothing to set."""
-
-    key: str | None
-    text: str = ""
-    why: str = ""  # set where it is only an approximation, or where it is refused
-    is_refused: bool = False
-    kind: OriginKind = OriginKind.FILE  # of the place where it is to be written
-
-
-Converter = Callable[[str], Replacement]
-
-
-def same_value(key: str, why: str = "") -> Converter:
-    """Return a converter that sets `key` to the same text."""
-    return lambda text: Replacement(key, text, why)
-
-
-def variable(name: str, text: str, why: str = "") -> Replacement:
-    """Return the replacement by an environment variable."""
-    return Replacement(name, text, why, kind=OriginKind.VARIABLE)
-
-
-def same_in_variable(name: str, why: str = "") -> Converter:
-    """Return a converter that sets the variable `name` to the same text."""
-    return lambda text: variable(name, text, why)
-
-
-def not_needed(why: str) -> Converter:
-    """Return a converter for what has no equivalent and needs none."""
-    return lambda text: Replacement(None, why=why)
-
-
-def refused(why: str) -> Converter:
-    """Return a converter that refuses: there is no equivalent, and the user has to decide."""
-    return lambda text: Replacement(None, why=why, is_refused=True)
 
 
 def _sharded(text: str) -> Replacement:

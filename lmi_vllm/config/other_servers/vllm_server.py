@@ -1,0 +1,76 @@
+"""What the arguments of `vllm serve` are here: options, server settings, or nothing to set."""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
+
+from lmi_vllm.config.other_servers.replacement import (
+    Converter,
+    Replacement,
+    not_needed,
+    refused,
+    same_in_variable,
+    variable,
+)
+from lmi_vllm.config.other_servers.vllm_flags import Flag
+from lmi_vllm.config.parsers import words
+from lmi_vllm.config.variable_names import find_option
+
+
+def _cors(name: str) -> Converter:
+    """Convert what other sites may do, which vLLM takes as JSON lists."""
+    return lambda text: variable(f"SERVING_CORS_ALLOWED_{name}", ",".join(words(text)))
+
+
+def _credentials(text: str) -> Replacement:
+    """Refuse cookies of other sites; not to allow them is what this server does."""
+    if text.lower() in ("false", "no", "0"):
+        return Replacement(None, why="it is the default here")
+    return refused("pages of other sites send no cookies here; send a key")(text)
+
+
+def _lora_modules(text: str) -> Replacement:
+    """Convert adapters that vLLM loads by name and path: enabled, to be placed by the user."""
+    why = f"put the adapters ({text}) below adapters/ of the model directory"
+    return Replacement("option.enable_lora", "true", why)
+
+
+FRONT_END: Final[Mapping[str, Converter]] = MappingProxyType(
+    {
+        "api_key": same_in_variable("LMI_API_KEY"),
+        "api_server_count": same_in_variable("LMI_FRONTEND_PROCESSES"),
+        "allowed_origins": _cors("ORIGIN"),
+        "allowed_methods": _cors("METHODS"),
+        "allowed_headers": _cors("HEADERS"),
+        "allow_credentials": _credentials,
+        "lora_modules": _lora_modules,
+        "ssl_keyfile": same_in_variable("SERVING_PRIVATE_KEY_FILE"),
+        "ssl_certfile": same_in_variable("SERVING_CERTIFICATE_FILE"),
+        "tool_server": refused("tool servers are not supported"),
+        "headless": refused("one process serves one node"),
+        "grpc": refused("there is no gRPC server"),
+        "config": refused("give the flags of that file on the command line"),
+        "ssl_ca_certs": refused("client certificates are not checked; put a proxy in front"),
+    }
+)
+_OTHER: Final = not_needed("it belongs to vLLM's own HTTP server, which this server replaces")
+
+
+def replacement_of(flag: Flag, flags: Sequence[Flag]) -> Replacement:
+    """Return what one flag of vLLM becomes."""
+    if flag.problem:
+        return Replacement(None, why=flag.problem, is_refused=True)
+    if flag.name == "model":
+        return Replacement("option.model_id", flag.text)
+    if flag.is_engine or find_option(flag.name) is not None:
+        return Replacement(f"option.{flag.name}", flag.text)
+    if flag.name in ("host", "port"):
+        return variable("SERVING_INFERENCE_ADDRESS", vllm_address(flags))
+    return FRONT_END.get(flag.name, _OTHER)(flag.text)
+
+
+def vllm_address(flags: Sequence[Flag]) -> str:
+    """Return the URL that `vllm serve` listens on: https with a key or certificate."""
+    given = {flag.name: flag.text for flag in flags}
+    scheme = "https" if given.keys() & {"ssl_keyfile", "ssl_certfile"} else "http"
+    return f"{scheme}://{given.get('host') or '0.0.0.0'}:{given.get('port') or '8000'}"
