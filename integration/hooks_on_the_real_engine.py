@@ -3,6 +3,7 @@
 Also what a broken one does to a start, and that nothing is ever written into the model's folder.
 """
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,18 @@ ADAPTER = """
     def answer(response):
         return {"by": prompts.WHO, "answer": response.choices[0].text}
 """
+# Of LMI's rolling batch: called for each token, with the values of its documents.
+BY_TOKEN = """
+    import json
+    from djl_python.output_formatter import TextGenerationOutput, output_formatter
+
+    @output_formatter
+    def rows(request_output: TextGenerationOutput) -> str:
+        best = request_output.sequences[request_output.best_sequence_index]
+        token, is_first, is_last = best.get_next_token()
+        row = {**token.as_dict(), "first": is_first}
+        return json.dumps({**row, "reason": best.finish_reason} if is_last else row) + "\\n"
+"""
 RIVER = {"ask": "The river runs"}
 
 
@@ -39,6 +52,9 @@ def hooked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     write_code(model, PROMPTS, "prompts.py")
     write_code(model / "adapters" / "json", ADAPTER)
     write_code(model / "adapters" / "json", "WHO = 'json'\n", "prompts.py")
+    by_token = model / "adapters" / "capitals_by_token"
+    shutil.copytree(model / "adapters" / "capitals", by_token)
+    write_code(by_token, BY_TOKEN)
     before = sorted(model.rglob("*"))
     with running_server(model.parent, "-s", str(model)) as server:
         yield server
@@ -87,6 +103,26 @@ def test_hooks_of_an_adapter_come_first_and_stay_apart(hooked: RunningServer) ->
     mixed = {"inputs": ["The river runs"] * 2, "adapters": ["json", ""]}
     first, second = call(hooked.url, "/invocations", mixed).json()
     assert (first["by"], second["base"]) == ("json", True)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_older_formatter_is_called_for_each_token(
+    hooked: RunningServer, demo_server: RunningServer, stream: bool
+) -> None:
+    """Ids, texts, probabilities and the end are those of the server's own rows."""
+    asked = {"inputs": "The moon is", "parameters": {"max_new_tokens": 6, "details": True}}
+    plain = call(demo_server.url, "/invocations", {**asked, "adapters": "capitals"}).json()
+    body = {**asked, "adapters": "capitals_by_token", "stream": stream}
+    answer = call(hooked.url, "/invocations", body)
+    rows = [json.loads(line) for line in answer.body.splitlines()]
+    details = plain["details"]
+    assert [row["id"] for row in rows] == [token["id"] for token in details["tokens"]]
+    assert "".join(row["text"] for row in rows) == plain["generated_text"]
+    found = [row["log_prob"] for row in rows]
+    assert found == pytest.approx([token["log_prob"] for token in details["tokens"]], abs=1e-3)
+    assert [row["first"] for row in rows] == [True, *[False] * 5]
+    assert rows[-1]["reason"] == details["finish_reason"]
+    assert not any("reason" in row for row in rows[:-1])
 
 
 def test_hooks_agree_with_the_lane_without_hooks(

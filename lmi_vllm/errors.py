@@ -13,6 +13,7 @@
     │   ├── PayloadError             a field is missing, of the wrong type or out of range
     │   └── UnknownAdapterError      the request names an adapter that is not registered
     ├── CustomCodeError              a hook of the user's failed on a request (424 on LMI routes)
+    │   └── CustomCodeMemoryError    for lack of memory (507)
     ├── ManagementError              a management call cannot be carried out
     │   ├── BadParameterError        400
     │   ├── ResourceNotFoundError    404
@@ -177,6 +178,12 @@ class CustomCodeError(LmiError):
     """A handler or formatter of the user failed on a request."""
 
     fault = Fault.CUSTOM_CODE
+
+
+class CustomCodeMemoryError(CustomCodeError):
+    """A handler or formatter of the user found no memory."""
+
+    fault = Fault.MEMORY
 
 
 class ManagementError(LmiError):

@@ -3,12 +3,12 @@
 The custom_code extra finds, loads and calls users' code. Without it there are no hooks.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from lmi_vllm.errors import StatusTable
-from lmi_vllm.messages import InferenceCall, OpenAIReply, Reply
+from lmi_vllm.messages import GenerationChunk, InferenceCall, OpenAIReply, Reply
 
 if TYPE_CHECKING:
     from lmi_vllm.inference.lmi_lane import LmiRequest
@@ -57,6 +57,38 @@ class OutputHook(Protocol):
         ...
 
 
+class TokenHook(Protocol):
+    """Writes the answers to `inputs` itself, token by token; other requests do without it."""
+
+    async def whole(
+        self,
+        call: InferenceCall,
+        payload: Mapping[str, Any],
+        prompt: str,
+        sequences: Sequence[GenerationChunk],
+    ) -> bytes:
+        """Return the body for one prompt; `sequences` are its candidates, best first.
+
+        Raises:
+            CustomCodeError: the hook failed.
+        """
+        ...
+
+    def rows(
+        self,
+        call: InferenceCall,
+        payload: Mapping[str, Any],
+        prompt: str,
+        chunks: AsyncIterator[GenerationChunk],
+    ) -> AsyncIterator[bytes]:
+        """Yield what the hook writes for each chunk of a stream; nothing is left out.
+
+        Raises:
+            CustomCodeError: the hook failed.
+        """
+        ...
+
+
 def nothing() -> None:
     """Release nothing."""
 
@@ -69,15 +101,17 @@ class Hooks:
     input: InputHook | None = None
     output: OutputHook | None = None
     forget: Callable[[], None] = nothing  # removes the file's modules
+    tokens: TokenHook | None = None  # in the place of `output`
 
     @property
     def are_some(self) -> bool:
         """Whether there is a function that sees requests."""
-        return bool(self.handle or self.input or self.output)
+        return bool(self.handle or self.input or self.output or self.tokens)
 
     def over(self, base: "Hooks") -> "Hooks":
         """Return these hooks, with those of `base` for missing ones; the handler is the base's."""
-        return Hooks(base.handle, self.input or base.input, self.output or base.output)
+        out = self if self.output or self.tokens else base
+        return Hooks(base.handle, self.input or base.input, out.output, tokens=out.tokens)
 
 
 NO_HOOKS: Final = Hooks()

@@ -5,7 +5,7 @@ import contextlib
 import functools
 import itertools
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
@@ -27,10 +27,10 @@ RESOLVE_SECONDS: Final = 600.0  # for one adapter, including the wait for a thre
 P = ParamSpec("P")
 R = TypeVar("R")
 Resolve = Callable[[str], str]
-LoadCode = Callable[[str, str], Awaitable[Hooks]]  # name, path
+LoadCode = Callable[[str, str, Mapping[str, str]], Awaitable[Hooks]]  # name, path, options
 
 
-async def no_code(_name: str, _path: str) -> Hooks:
+async def no_code(_name: str, _path: str, _options: Mapping[str, str]) -> Hooks:
     """Load no code of adapters."""
     return NO_HOOKS
 
@@ -86,7 +86,7 @@ class AdapterLoads:
     async def prepare(self, adapter: Adapter) -> Adapter:
         """Return the adapter with its files, its hooks and, if preloaded, its weights."""
         path = adapter.path if adapter.is_from_store else await self._resolved(adapter)
-        hooks = await self._load_code(adapter.name, path)
+        hooks = await self._load_code(adapter.name, path, adapter.options)
         adapter = replace(adapter, path=path, hooks=hooks)
         try:
             return await self.load(adapter) if adapter.preload else adapter

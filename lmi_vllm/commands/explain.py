@@ -11,7 +11,8 @@ from lmi_vllm.config.listen import listener_errors
 from lmi_vllm.config.load import load_settings
 from lmi_vllm.config.setting import CommandLine
 from lmi_vllm.config.settings import Settings
-from lmi_vllm.errors import ConfigurationError
+from lmi_vllm.errors import ConfigurationError, StartupError
+from lmi_vllm.server.code_start import code_loader
 from lmi_vllm.translate.arguments import ModelReader, Translation, translate_start
 from lmi_vllm.translate.devices import Devices, detect_devices
 from lmi_vllm.translate.explain import FORMATS, explain
@@ -108,9 +109,16 @@ def translation_of(
     environ: Mapping[str, str],
     read: ModelReader,
 ) -> Translation:
-    """The translation for these devices, with errors of the listeners' files."""
+    """The translation for these devices, with faults of the listeners' files and users' code."""
     translation = translate_start(settings, environ, devices_of(arguments, environ), read)
-    return replace(translation, errors=(*translation.errors, *listener_errors(settings, environ)))
+    warnings, errors = [*translation.warnings], [*translation.errors]
+    errors += listener_errors(settings, environ)
+    try:
+        if translation.model is not None:
+            warnings += code_loader(settings).check(settings, translation.model)
+    except StartupError as error:
+        errors.append(error.text)
+    return replace(translation, warnings=tuple(warnings), errors=tuple(errors))
 
 
 def run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:

@@ -165,13 +165,15 @@ class RequestContext:
         """The adapter's hooks over those of the base model; only the base's if adapters differ."""
         base, adapter = self.runtime.hooks, self.adapters[0]
         own = NO_HOOKS if adapter is None or _differ(self.adapters) else adapter.hooks
-        return own.over(base) if own.input or own.output else base
+        return own.over(base) if own.input or own.output or own.tokens else base
 
     @property
     def needs_parts(self) -> bool:
         """Whether prompts of a list have different adapters, and one of these has a formatter."""
         hooks = [adapter.hooks for adapter in self.adapters if adapter]
-        has_hooks = any(one.input or one.output for one in (self.runtime.hooks, *hooks))
+        has_hooks = any(
+            one.input or one.output or one.tokens for one in (self.runtime.hooks, *hooks)
+        )
         return has_hooks and _differ(self.adapters)
 
     @property

@@ -34,6 +34,7 @@ from lmi_vllm.messages import (
     FRAMINGS,
     METERED,
     AdapterRef,
+    GenerationChunk,
     GenerationJob,
     Reply,
     ServingProfile,
@@ -73,8 +74,8 @@ async def generate(context: RequestContext, payload: Mapping[str, Any]) -> Reply
     runtime.unread_names.warn(request.unread)
     if request.is_list:
         context.take_slots("inputs", len(request.prompts) * request.candidates.generated)
-    _check_length(runtime.engine, request)
-    jobs = _jobs(context, request)
+    check_length(runtime.engine, request)
+    jobs = request_jobs(context, request)
     schema = choose_schema(runtime.profile, call.tgi_route)
     if request.is_streaming:
         return await _stream(context, request, jobs[0], schema)
@@ -85,7 +86,12 @@ async def generate(context: RequestContext, payload: Mapping[str, Any]) -> Reply
     return Reply(200, FRAMINGS["json"].content_type, body)
 
 
-def _check_length(engine: Engine, request: LmiRequest) -> None:
+def check_length(engine: Engine, request: LmiRequest) -> None:
+    """Check the number of tokens that are wanted.
+
+    Raises:
+        PayloadError: the model's context cannot hold them.
+    """
     wanted = request.sampling["max_tokens"]
     if isinstance(wanted, int) and wanted > engine.max_model_len:
         raise PayloadError(
@@ -94,7 +100,7 @@ def _check_length(engine: Engine, request: LmiRequest) -> None:
         )
 
 
-def _jobs(context: RequestContext, request: LmiRequest) -> list[GenerationJob]:
+def request_jobs(context: RequestContext, request: LmiRequest) -> list[GenerationJob]:
     """Return a job for each prompt, with its adapter or the common one."""
     request_id, prompts = context.call.request_id, len(request.prompts)
     several = len(context.adapters) == prompts
@@ -142,19 +148,32 @@ async def job_result(
     engine: Engine, request: LmiRequest, job: GenerationJob, schema: Schema
 ) -> dict[str, Any]:
     """Return the result of one prompt, once all its sequences are complete."""
+    ranked = await job_sequences(engine, request, job)
+    return format_result(request, job.prompt, ranked, schema)
+
+
+async def job_sequences(
+    engine: Engine, request: LmiRequest, job: GenerationJob
+) -> list[GenerationChunk]:
+    """Return the candidates of one prompt, best first, once all are complete."""
     chunks = engine.generate(job)
     try:
         sequences = [chunk async for chunk in chunks if chunk.finish_reason is not None]
     finally:
         await close_iterator(chunks)
-    ranked = rank_candidates(sequences, request.candidates)
-    return format_result(request, job.prompt, ranked, schema)
+    return rank_candidates(sequences, request.candidates)
 
 
 def parse_lmi_request(
-    payload: Mapping[str, Any], profile: ServingProfile, tgi_route: TgiRoute | None = None
+    payload: Mapping[str, Any],
+    profile: ServingProfile,
+    tgi_route: TgiRoute | None = None,
+    *,
+    has_token_hook: bool = False,
 ) -> LmiRequest:
     """Return the typed request of an `inputs` payload; TGI's own routes have their defaults.
+
+    A token hook gets log probabilities, too.
 
     Raises:
         PayloadError: names the field and what is allowed.
@@ -164,7 +183,9 @@ def parse_lmi_request(
     check_logprobs(parameters.given(), profile.limits)
     is_streaming = _is_streaming(payload, parameters, profile, tgi_route)
     candidates = choose_candidates(parameters)
-    wants_logprobs = _wants_logprobs(parameters, profile, candidates, is_streaming=is_streaming)
+    wants_logprobs = has_token_hook or _wants_logprobs(
+        parameters, profile, candidates, is_streaming=is_streaming
+    )
     request = LmiRequest(
         prompts=prompts,
         is_list=is_list,

@@ -6,11 +6,10 @@ from enum import StrEnum
 from functools import partial
 from typing import Any, Final
 
-import orjson
-
 from lmi_vllm.errors import Dialect, PayloadError
-from lmi_vllm.hooks import InputHook, OutputHook
+from lmi_vllm.hooks import InputHook, OutputHook, TokenHook
 from lmi_vllm.inference.context import RequestContext, RequestStep
+from lmi_vllm.inference.hooked_lane import generate_hooked, joined
 from lmi_vllm.inference.lmi_lane import generate, parse_lmi_request
 from lmi_vllm.inference.openai_lane import ask_openai
 from lmi_vllm.inference.request.body import EXAMPLE_BODY, decode_body
@@ -40,6 +39,7 @@ class Prepared:
     body: Mapping[str, Any] | None = None  # for the handler, if it is not the payload
     events: FramedEvents | None = None  # how a stream is converted, if not as on `/v1`
     output: OutputHook | None = None
+    tokens: TokenHook | None = None  # in the LMI lane
     reply: Callable[[OpenAIReply], Reply] | None = None  # without an output hook
 
 
@@ -117,6 +117,8 @@ async def _input_hooked(context: RequestContext, hook: InputHook, payload: Any) 
 async def execute(context: RequestContext, prepared: Prepared) -> Reply | OpenAIReply:
     """Return the lane's answer; the LMI lane renders its rows while they are generated."""
     if not prepared.kind:
+        if prepared.tokens is not None:
+            return await generate_hooked(context, prepared.payload, prepared.tokens)
         return await generate(context, prepared.payload)
     body = prepared.payload if prepared.body is None else prepared.body
     is_direct = prepared.output is None
@@ -160,25 +162,13 @@ async def _answer_each(
     )
     if any(reply.stream is not None for reply in replies):
         raise PayloadError("inputs: streaming takes one prompt, not a list")
-    return Reply(200, FRAMINGS["json"].content_type, _joined([reply.body for reply in replies]))
+    return Reply(200, FRAMINGS["json"].content_type, joined([reply.body for reply in replies]))
 
 
 async def _answer_part(
     context: RequestContext, part: dict[str, Any], steps: Sequence[RequestStep]
 ) -> Reply:
     return await _answer(context, await prepare(context, lambda: part), steps)
-
-
-def _joined(bodies: list[bytes]) -> bytes:
-    """Return the answers of a list as one array; an answer that is no JSON becomes a text."""
-    parts = []
-    for body in bodies:
-        try:
-            orjson.loads(body)
-            parts.append(body.strip())
-        except orjson.JSONDecodeError:
-            parts.append(orjson.dumps(body.decode().removesuffix("\n")))
-    return b"[" + b",".join(parts) + b"]\n"
 
 
 def _choose_lane(context: RequestContext, payload: dict[str, Any]) -> Prepared:
@@ -189,7 +179,7 @@ def _choose_lane(context: RequestContext, payload: dict[str, Any]) -> Prepared:
     kind = PayloadKind.GENERATION if call.tgi_route and output is None else dispatch(payload)
     if kind is PayloadKind.GENERATION:
         if output is None:
-            return Prepared(payload)
+            return Prepared(payload, tokens=context.hooks.tokens)
         lmi_request = parse_lmi_request(payload, profile, call.tgi_route)
         body = output.completion_request(lmi_request, payload)
         return Prepared(payload, PayloadKind.COMPLETION, body, output=output)

@@ -28,11 +28,11 @@ class ModelCode(Protocol):
         """The functions of the model's own file."""
         ...
 
-    async def load_adapter(self, name: str, path: str) -> Hooks:
-        """Return the adapter's hooks.
+    async def load_adapter(self, name: str, path: str, options: Mapping[str, str]) -> Hooks:
+        """Return the adapter's hooks; `options` are the further parameters of its registration.
 
         Raises:
-            AdapterRefusedError: its file cannot be loaded.
+            AdapterRefusedError: its file cannot be loaded, or the model's code refuses it.
         """
         ...
 
@@ -47,8 +47,13 @@ class ModelCode(Protocol):
 class CodeLoader(Protocol):
     """Checks and loads the code that the settings name."""
 
-    def check(self, settings: Settings, model: ModelArtifacts) -> None:
-        """Check the code without running it.
+    def check(
+        self, settings: Settings, model: ModelArtifacts, environ: Mapping[str, str] | None = None
+    ) -> tuple[str, ...]:
+        """Return warnings of the code, without running it.
+
+        Without `environ` the start is only planned: nothing is fetched, and the model may have
+        packages that are not installed yet.
 
         Raises:
             StartupError: it cannot be loaded.
@@ -79,16 +84,18 @@ class UnloadedCode:
     refusal: str  # the reason, as it follows "custom code, which"
     hooks: Hooks = NO_HOOKS
 
-    def check(self, settings: Settings, model: ModelArtifacts) -> None:
-        """Check that no entry point is set.
+    def check(
+        self, settings: Settings, model: ModelArtifacts, environ: Mapping[str, str] | None = None
+    ) -> tuple[str, ...]:
+        """Check that no entry point is set; there are no warnings.
 
         Raises:
             StartupError: one is.
         """
-        _ = model
+        _ = model, environ
         entry_point = settings.model.entry_point
         if entry_point is None:
-            return
+            return ()
         origin = settings.model.details.entry_point.origin
         raise StartupError(
             f"entryPoint ({origin}): {entry_point} is custom code, which {self.refusal}"
@@ -110,8 +117,9 @@ class UnloadedCode:
         warn_of_unknown_formatter(profile, None, self.reason)
         return self
 
-    async def load_adapter(self, name: str, path: str) -> Hooks:
+    async def load_adapter(self, name: str, path: str, options: Mapping[str, str]) -> Hooks:
         """Return no hooks; warn of a file that has some."""
+        _ = options
         if (Path(path) / CODE_FILE).is_file():
             logger.warning("adapter %s: its %s is not loaded (%s)", name, CODE_FILE, self.reason)
         return NO_HOOKS

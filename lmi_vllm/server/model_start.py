@@ -1,6 +1,7 @@
 """From a plan to a ready model: files, engine, adapters, one real answer."""
 
 import asyncio
+import logging
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import partial
@@ -18,6 +19,8 @@ from lmi_vllm.server.context import ServerContext
 from lmi_vllm.server.model_files import ModelFetch, ReadyFiles
 from lmi_vllm.server.plan import AroundStart, PlannedStart, StartPlan
 from lmi_vllm.server.warm_up import warm_up
+
+logger = logging.getLogger(__name__)
 
 
 class ModelStart:
@@ -59,6 +62,7 @@ class ModelStart:
         else:  # both run at once
             ready, _ = await asyncio.gather(self._fetch(), self._load_engine())
         await preparing
+        await self._check_code(ready)
         self._export(ready.exports)
         self.translation = ready.translation
         return ready
@@ -163,6 +167,14 @@ class ModelStart:
             )
         except EngineStartError as error:
             raise type(error)(self._files.with_failures(error.text)) from error
+
+    async def _check_code(self, ready: ReadyFiles) -> None:
+        """Check the code of a fetched model before the engine starts."""
+        settings, environ = self._settings, self._context.environ
+        check = code_loader(settings).check
+        for warning in await asyncio.to_thread(check, settings, ready.model, environ):
+            if not self._plan.model.is_local:  # else it was logged as the start was planned
+                logger.warning("%s", warning)
 
     async def _load_code(self, engine: Engine, ready: ReadyFiles) -> ModelCode:
         settings, environ = self._settings, self._context.environ

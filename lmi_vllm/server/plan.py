@@ -107,10 +107,10 @@ def plan_start(
         raise ConfigurationError(violations)
     if errors := tuple(error for check in checks for error in check(settings)):
         raise ConfigurationError(errors)
-    code_loader(settings).check(settings, model)
+    code = code_loader(settings).check(settings, model)
     shared = check_shared_memory(arguments.number("tensor_parallel_size", 1))
     caches = check_cache_folders({**environ, **settings.environment_exports})
-    for warning in (*explanation.warnings, *shared, *caches):
+    for warning in (*explanation.warnings, *code, *shared, *caches):
         logger.warning("%s", warning)
     shown = {name: explanation.engine_args.get(name) for name in arguments.values}
     chosen = _exports(settings, arguments, environ)

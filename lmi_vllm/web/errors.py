@@ -22,7 +22,7 @@ from lmi_vllm.errors import (
 )
 
 # Faults that inference routes answer in the handler's format; others in the server's.
-_HANDLER_LEVEL: Final = frozenset({Fault.CLIENT, Fault.CUSTOM_CODE, Fault.ENGINE})
+_HANDLER_LEVEL: Final = frozenset({Fault.CLIENT, Fault.CUSTOM_CODE, Fault.ENGINE, Fault.MEMORY})
 
 
 def error_response(

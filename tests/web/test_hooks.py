@@ -21,7 +21,7 @@ class Code:
     hooks: Hooks = NO_HOOKS
     adapters: Mapping[str, Hooks] = field(default_factory=dict)
 
-    async def load_adapter(self, name: str, _path: str) -> Hooks:
+    async def load_adapter(self, name: str, _path: str, _options: Mapping[str, str]) -> Hooks:
         """Return the hooks of the adapter."""
         return self.adapters[name]
 

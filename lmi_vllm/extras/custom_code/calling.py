@@ -4,16 +4,24 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
-from lmi_vllm.errors import CustomCodeError, Dialect, LmiError, StatusTable
-from lmi_vllm.extras.custom_code.djl_python.content import Input
+from lmi_vllm.errors import (
+    CustomCodeError,
+    CustomCodeMemoryError,
+    Dialect,
+    LmiError,
+    StatusTable,
+)
+from lmi_vllm.extras.custom_code.djl_python.inputs import Input
 from lmi_vllm.extras.custom_code.thread import CodeThread
 from lmi_vllm.inference.response.formatters import frame, lmi_error
 from lmi_vllm.inference.response.streams import deadline
 from lmi_vllm.messages import FRAMINGS, InferenceCall
 
 logger = logging.getLogger(__name__)
+
+_NO_MEMORY: Final = ("MemoryError", "OutOfMemoryError")  # Python's and torch's, as in LMI
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +64,8 @@ class CodeCaller:
 def failure(what: str, error: Exception) -> CustomCodeError:
     """Return the error for the client; the traceback goes to the log."""
     logger.error("%s", what, exc_info=error)
-    return CustomCodeError(f"{what}: {error or type(error).__name__}")
+    kind = CustomCodeMemoryError if type(error).__name__ in _NO_MEMORY else CustomCodeError
+    return kind(f"{what}: {str(error) or type(error).__name__}")
 
 
 def error_row(error: LmiError, statuses: StatusTable) -> bytes:

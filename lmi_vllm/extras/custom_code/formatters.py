@@ -11,7 +11,8 @@ import orjson
 
 from lmi_vllm.errors import LmiError, StatusTable
 from lmi_vllm.extras.custom_code.calling import CodeCaller, error_row
-from lmi_vllm.extras.custom_code.djl_python.content import Input
+from lmi_vllm.extras.custom_code.djl_python.inputs import Input
+from lmi_vllm.extras.custom_code.djl_python.request_io import TextInput
 from lmi_vllm.extras.custom_code.functions import (
     HookContext,
     InputFunction,
@@ -19,13 +20,13 @@ from lmi_vllm.extras.custom_code.functions import (
     new_body,
     new_payload,
 )
+from lmi_vllm.extras.custom_code.rolling_batch import FORMATTER_FAILED, GIVEN_INPUT
 from lmi_vllm.inference.lmi_lane import LmiRequest
 from lmi_vllm.inference.request.body import decode_body
 from lmi_vllm.inference.response.openai_events import SSE_ERROR, error_of
 from lmi_vllm.inference.response.streams import close_iterator
 from lmi_vllm.messages import FRAMINGS, InferenceCall, OpenAIReply, Reply
 
-FORMATTER_FAILED: Final = "Custom formatter failed"
 # What vLLM's completion handler would take from the model's generation config if left out.
 _NEUTRAL: Final[Mapping[str, object]] = MappingProxyType(
     {"repetition_penalty": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
@@ -64,9 +65,11 @@ class InputFormatter:
             context = _hook_context(
                 self.caller, call, payload, self.caller.input(call, {"data": call.body})
             )
-        made: dict[str, Any] = await self.caller.call(
-            FORMATTER_FAILED, _call_hook, self.function, (context,), new_payload
+        made: dict[str, Any]
+        made, text_input = await self.caller.call(
+            FORMATTER_FAILED, _call_hook, self.function, (context,), _payload_and_input
         )
+        GIVEN_INPUT.set((call, text_input))
         return made
 
 
@@ -147,6 +150,11 @@ def new_line(result: Any) -> bytes:
         HookError: JSON cannot hold it.
     """
     return b"" if result is None else new_body(result)
+
+
+def _payload_and_input(result: Any) -> tuple[dict[str, Any], TextInput | None]:
+    """Return the payload an input hook made, and the TextInput if it returned one."""
+    return new_payload(result), result if isinstance(result, TextInput) else None
 
 
 def _hook_context(

@@ -1,13 +1,14 @@
 """The hooks of a file: which functions there are, their arguments and their results."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import orjson
 
-from lmi_vllm.extras.custom_code.djl_python.content import Input
+from lmi_vllm.extras.custom_code.djl_python.inputs import Input
+from lmi_vllm.extras.custom_code.djl_python.request import legacy_arguments, takes_request_output
 from lmi_vllm.hooks import nothing
 
 _POSITIONAL: Final = (
@@ -52,13 +53,9 @@ class InputFunction:
         """
         if is_sagemaker:
             return cls(function, is_sagemaker=True)
-        first, names, extra = _signature(function, frozenset({"tokenizer"}))
-        if extra:
-            raise HookError(
-                f"the input formatter {_name(function)} needs {extra}; it is called with the "
-                "payload and tokenizer"
-            )
-        wants_input = first is not None and first.annotation in (Input, "Input")
+        parameters = parameters_of(function)
+        names = check_input_parameters(_name(function), parameters)
+        wants_input = any(item.annotation in (Input, "Input") for item in (parameters or ())[:1])
         return cls(function, names, wants_input)
 
     def call(self, context: HookContext) -> Any:
@@ -88,12 +85,7 @@ class OutputFunction:
         """
         if is_sagemaker:
             return cls(function, is_sagemaker=True)
-        _, names, extra = _signature(function, frozenset({"tokenizer", "request", "parameters"}))
-        if len(extra) > 1:
-            raise HookError(
-                f"the output formatter {_name(function)} needs {extra}; it is called with the "
-                "response, and if it takes a second argument with the request"
-            )
+        names, extra = check_output_parameters(_name(function), parameters_of(function))
         return cls(function, names, takes_request=bool(extra))
 
     def call(self, response: Any, context: HookContext) -> Any:
@@ -113,6 +105,32 @@ class OutputFunction:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenFunction:
+    """An output formatter of LMI's rolling batch, which is called for each token.
+
+    `values_of_next` is the number of values that its file unpacks from `get_next_token()`.
+    """
+
+    function: Callable[..., Any]
+    values_of_next: int = 3
+
+    @classmethod
+    def of(cls, function: Callable[..., Any], values_of_next: int) -> Self | None:
+        """Return the hook for a function with one of the two signatures; None for another."""
+        if not is_for_tokens(parameters_of(function) or []):
+            return None
+        return cls(function, values_of_next)
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterFunctions:
+    """What a file with a handler of its own does about adapters."""
+
+    register: Callable[..., Any] | None = None
+    unregister: Callable[..., Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class FileFunctions:
     """The hooks that one file defines; None where it has none."""
 
@@ -120,9 +138,11 @@ class FileFunctions:
     input: InputFunction | None = None
     output: OutputFunction | None = None
     forget: Callable[[], None] = nothing  # removes the file's modules
+    tokens: TokenFunction | None = None  # in the place of `output`
+    adapters: AdapterFunctions = AdapterFunctions()
 
     def __bool__(self) -> bool:
-        return bool(self.handle or self.input or self.output)
+        return bool(self.handle or self.input or self.output or self.tokens)
 
 
 NO_FUNCTIONS: Final = FileFunctions()
@@ -173,21 +193,62 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"{_kind(value)} cannot be written as JSON")
 
 
-def _signature(
-    function: Callable[..., Any], known: frozenset[str]
-) -> tuple[inspect.Parameter | None, frozenset[str], list[str]]:
-    """Return the first parameter, the known ones passed by keyword, and the unknown required."""
+def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter] | None:
+    """Return a function's parameters; None for a builtin that does not say them."""
     try:
-        parameters: Mapping[str, inspect.Parameter] = inspect.signature(function).parameters
-    except (
-        TypeError,
-        ValueError,
-    ):  # a builtin without a signature: called with the positional arguments
-        return None, frozenset(), []
+        return [*inspect.signature(function).parameters.values()]
+    except (TypeError, ValueError):
+        return None
+
+
+def is_for_tokens(parameters: list[inspect.Parameter]) -> bool:
+    """Return whether an output formatter has a signature of LMI's rolling batch."""
+    return takes_request_output(parameters) or bool(legacy_arguments(parameters))
+
+
+def check_input_parameters(name: str, parameters: list[inspect.Parameter] | None) -> frozenset[str]:
+    """Return which arguments an input formatter takes by keyword.
+
+    Raises:
+        HookError: it requires arguments that it is not given.
+    """
+    names, extra = _arguments(name, parameters, frozenset({"tokenizer"}))
+    if extra:
+        raise HookError(
+            f"the input formatter {name} needs {extra}; it is called with the payload and tokenizer"
+        )
+    return names
+
+
+def check_output_parameters(
+    name: str, parameters: list[inspect.Parameter] | None
+) -> tuple[frozenset[str], list[str]]:
+    """Return which arguments an output formatter takes by keyword, and its second one.
+
+    Raises:
+        HookError: it requires arguments that it is not given.
+    """
+    names, extra = _arguments(name, parameters, frozenset({"tokenizer", "request", "parameters"}))
+    if len(extra) > 1:
+        raise HookError(
+            f"the output formatter {name} needs {extra}; it is called with the response, and if it "
+            "takes a second argument with the request. LMI's older signatures work, too: (token, "
+            "first_token, last_token, details, generated_tokens, request_id), and one argument "
+            "annotated as TextGenerationOutput"
+        )
+    return names, extra
+
+
+def _arguments(
+    name: str, parameters: list[inspect.Parameter] | None, known: frozenset[str]
+) -> tuple[frozenset[str], list[str]]:
+    """Return the known parameters that are passed by keyword, and the unknown required ones."""
+    if parameters is None:  # a builtin: called with the positional arguments
+        return frozenset(), []
     if not parameters:
-        raise HookError(f"{_name(function)} takes no argument")
-    first, *rest = parameters.values()
-    takes_any = any(item.kind is inspect.Parameter.VAR_KEYWORD for item in parameters.values())
+        raise HookError(f"{name} takes no argument")
+    rest = parameters[1:]
+    takes_any = any(item.kind is inspect.Parameter.VAR_KEYWORD for item in parameters)
     by_keyword = {item.name for item in rest if item.name in known and item.kind != _POSITIONAL[0]}
     names = known if takes_any else frozenset(by_keyword)
     extra = [
@@ -197,7 +258,7 @@ def _signature(
         and item.name not in names
         and item.kind in (*_POSITIONAL, inspect.Parameter.KEYWORD_ONLY)
     ]
-    return first, names, extra
+    return names, extra
 
 
 def _name(function: Callable[..., Any]) -> str:

@@ -25,11 +25,14 @@ logger = logging.getLogger(__name__)
 DJL_PYTHON: Final = "djl_python"
 _OURS: Final = "lmi_vllm.extras.custom_code.djl_python"
 # LMI's modules, and ours that replace them.
-_MODULES: Final[Mapping[str, str]] = MappingProxyType(
+MODULES: Final[Mapping[str, str]] = MappingProxyType(
     {
-        **dict.fromkeys(("inputs", "outputs", "pair_list"), "content"),
-        **dict.fromkeys(("input_parser", "output_formatter", "request_io"), "formatting"),
+        **{name: name for name in ("inputs", "outputs", "pair_list", "request", "request_io")},
+        **dict.fromkeys(("input_parser", "output_formatter"), "formatting"),
         **dict.fromkeys(("async_utils", "encode_decode"), "shortcuts"),
+        "np_util": "ndlist",
+        "session_manager": "session_files",
+        "streaming_utils": "streaming",
     }
 )
 _numbers = itertools.count(1)
@@ -47,12 +50,19 @@ def provide_djl_python() -> None:
             DJL_PYTHON,
             real.origin or real.submodule_search_locations,
             DJL_PYTHON,
-            ", ".join(sorted(_MODULES)),
+            ", ".join(sorted(MODULES)),
         )
     sys.modules[DJL_PYTHON] = ours
-    for name, place in _MODULES.items():
+    for name, place in MODULES.items():
         module = importlib.import_module(f"{_OURS}.{place}")
         sys.modules[f"{DJL_PYTHON}.{name}"] = vars(ours)[name] = module
+
+
+def provided_names(module: str) -> set[str]:
+    """Return the names that a module of our `djl_python` has; "" is the package itself."""
+    if not module:
+        return {*vars(importlib.import_module(_OURS)), *MODULES}
+    return {*vars(importlib.import_module(f"{_OURS}.{MODULES[module]}"))}
 
 
 class SourceLoader(importlib.machinery.SourceFileLoader):

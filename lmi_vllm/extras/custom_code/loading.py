@@ -25,12 +25,23 @@ from lmi_vllm.extras.custom_code.djl_python.formatting import (
     PREDICTION_HANDLER,
 )
 from lmi_vllm.extras.custom_code.functions import (
+    AdapterFunctions,
     FileFunctions,
     HookError,
     InputFunction,
     OutputFunction,
+    TokenFunction,
 )
 from lmi_vllm.extras.custom_code.imports import PrivateModules, SourceLoader, provide_djl_python
+from lmi_vllm.extras.custom_code.inspection import (
+    PREDICT,
+    PREDICT_IN_VAIN,
+    PREDICT_PARAMETERS,
+    REGISTER,
+    UNREGISTER,
+    InspectedFile,
+    InspectionError,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +54,7 @@ _SAGEMAKER: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = MappingProxyType(
         "input_fn": (("request_body", "content_type"), ("request_body", "request_content_type")),
         "output_fn": (("prediction", "accept"), ("prediction", "response_content_type")),
         "model_fn": (("model_dir",),),
-        "predict_fn": (("input_data", "model"),),
+        PREDICT: (PREDICT_PARAMETERS,),
     }
 )
 
@@ -52,16 +63,22 @@ class CodeError(Exception):
     """A file of the user's cannot be loaded; the text names file, line and reason."""
 
 
-def check_syntax(path: Path) -> None:
-    """Check that the file compiles, without executing it.
+def inspect_code(
+    path: Path, handler: str, formatter: str | None, *, has_packages: bool = False
+) -> tuple[str, ...]:
+    """Return warnings of what the file has in vain, without executing it.
+
+    With `has_packages` a requirements.txt may still bring what it imports.
 
     Raises:
-        CodeError: it cannot be read, or is not Python.
+        CodeError: it cannot be read, is not Python, or imports or defines what cannot work.
     """
     try:
-        compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
+        return InspectedFile.read(path).check(handler, formatter, has_packages=has_packages)
     except (OSError, SyntaxError, ValueError) as error:
         raise CodeError(_described(path, error)) from error
+    except InspectionError as error:
+        raise CodeError(str(error)) from error
 
 
 def load_model_code(path: Path, handler: str, formatter: str | None) -> FileFunctions:
@@ -142,13 +159,31 @@ def _functions(path: Path, module: ModuleType, handle: Any, formatter: str | Non
         if to_input is None and to_output is None:
             found = _sagemaker_functions(path, module, has_handle=handle is not None)
         else:
-            found = FileFunctions(
-                input=None if to_input is None else InputFunction.of(to_input),
-                output=None if to_output is None else OutputFunction.of(to_output),
-            )
+            found = _output_functions(path, to_output)
+            if to_input is not None:
+                found = replace(found, input=InputFunction.of(to_input))
     except HookError as error:
         raise CodeError(f"{path}: {error}") from error
-    return replace(found, handle=handle)
+    return replace(found, handle=handle, adapters=_adapter_functions(module, handle))
+
+
+def _output_functions(path: Path, function: Any) -> FileFunctions:
+    """Return an output formatter: of today's signature, or of LMI's rolling batch."""
+    if function is None:
+        return FileFunctions()
+    tokens = TokenFunction.of(function, InspectedFile.read(path).values_of_next)
+    if tokens is not None:
+        return FileFunctions(tokens=tokens)
+    return FileFunctions(output=OutputFunction.of(function))
+
+
+def _adapter_functions(module: ModuleType, handle: Any) -> AdapterFunctions:
+    """Return what the file does about adapters, where it answers requests itself."""
+    if handle is None:
+        return AdapterFunctions()
+    names = (REGISTER, UNREGISTER)
+    found = [found if callable(found := getattr(module, name, None)) else None for name in names]
+    return AdapterFunctions(*found)
 
 
 def _marked(path: Path, module: ModuleType, mark: str) -> Any:
@@ -191,11 +226,8 @@ def _sagemaker_functions(
         HookError: there is a `predict_fn`, which would silently never be called.
     """
     functions = {name: function for name in _SAGEMAKER if (function := _of_sagemaker(module, name))}
-    if "predict_fn" in functions and not has_handle:
-        raise HookError(
-            "predict_fn would never be called, since vLLM is the model: take it out, or write "
-            "`async def handle(inputs)`, which answers instead of vLLM"
-        )
+    if PREDICT in functions and not has_handle:
+        raise HookError(PREDICT_IN_VAIN)
     if "model_fn" in functions and not has_handle:
         logger.warning("%s: model_fn has no effect: vLLM loads the model", path)
     return FileFunctions(

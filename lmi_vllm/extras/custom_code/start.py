@@ -20,8 +20,8 @@ from lmi_vllm.extras.custom_code.calling import CodeCaller
 from lmi_vllm.extras.custom_code.functions import NO_FUNCTIONS, FileFunctions
 from lmi_vllm.extras.custom_code.loading import (
     CodeError,
-    check_syntax,
     imported_from,
+    inspect_code,
     load_model_code,
 )
 from lmi_vllm.extras.custom_code.model_code import ONE_PROCESS_ONLY, CustomCode
@@ -38,28 +38,39 @@ from lmi_vllm.sources.local import cache_directory
 logger = logging.getLogger(__name__)
 
 FETCH_SECONDS: Final = 60
+REQUIREMENTS: Final = "requirements.txt"
 MAX_FILE_BYTES: Final = 16 << 20
 
 
 class CustomCodeLoader:
     """Loads the code that the settings name, the model's own and that of its adapters."""
 
-    def check(self, settings: Settings, model: ModelArtifacts) -> None:
-        """Check the code without executing it.
+    def check(
+        self, settings: Settings, model: ModelArtifacts, environ: Mapping[str, str] | None = None
+    ) -> tuple[str, ...]:
+        """Return warnings of the code, without executing it; see `CodeLoader.check`.
 
         Raises:
-            StartupError: it would run in several processes, or it is not Python.
+            StartupError: it would run in several processes, is not Python, or imports or defines
+                what cannot work.
+            DownloadError: an entry point cannot be fetched.
         """
         entry_point = settings.model.entry_point
         path = _local_file(settings, model.directory)
         if (path or entry_point) and not _is_one_process(settings):
             raise StartupError(f"custom code ({path or entry_point}): {ONE_PROCESS_ONLY}")
+        if path is None and entry_point is not None and environ is not None:
+            path = _fetch_entry_point(str(entry_point), environ)
         if path is None:
-            return
+            return ()
+        # Packages of a requirements.txt are not installed before the fetch.
+        has_packages = environ is None and (path.parent / REQUIREMENTS).is_file()
+        formatter = formatter_function(settings.model.output_formatter)
+        handler = settings.model.handler
         try:
-            check_syntax(path)
+            return inspect_code(path, handler, formatter, has_packages=has_packages)
         except CodeError as error:
-            raise StartupError(str(error)) from error
+            raise StartupError(f"custom code cannot be loaded: {error}") from error
 
     async def load(
         self,
@@ -77,7 +88,8 @@ class CustomCodeLoader:
         thread = CodeThread()
         directory = model.directory
         functions = await _load(settings, environ, directory, thread)
-        output = functions.output.function if functions.output is not None else None
+        hook = functions.output or functions.tokens
+        output = None if hook is None else hook.function
         warn_of_unknown_formatter(profile, getattr(output, "__name__", None))
         caller = CodeCaller(
             thread,
@@ -179,6 +191,6 @@ def _summary(functions: FileFunctions) -> str:
     properties = {
         "handler": functions.handle,
         "input hook": functions.input,
-        "output hook": functions.output,
+        "output hook": functions.output or functions.tokens,
     }
     return ", ".join(name for name, value in properties.items() if value) or "no hooks in it"

@@ -7,9 +7,13 @@ thread, so that code written for LMI's single event loop meets no more concurren
 import asyncio
 import contextlib
 import inspect
+import logging
 import threading
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
 from typing import Any, Final
+
+logger = logging.getLogger(__name__)
 
 _END: Final = object()
 
@@ -27,6 +31,11 @@ class CodeThread:
         """
         call = _call(function, arguments)
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(call, self._started()))
+
+    def post(self, function: Callable[..., Any], *arguments: Any) -> None:
+        """Run a function later; its failure is logged."""
+        running = asyncio.run_coroutine_threadsafe(_call(function, arguments), self._started())
+        running.add_done_callback(_log_failure)
 
     async def iterate(self, items: Any) -> AsyncIterator[Any]:
         """Yield the items of an iterator, async or not, each computed on the thread."""
@@ -52,6 +61,11 @@ async def _call(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any
         return await result if inspect.isawaitable(result) else result
     except (SystemExit, KeyboardInterrupt) as error:  # would end the loop
         raise RuntimeError(f"the code called exit ({error!r})") from error
+
+
+def _log_failure(running: "Future[Any]") -> None:
+    if not running.cancelled() and (error := running.exception()) is not None:
+        logger.warning("custom code failed", exc_info=error)
 
 
 async def _next(items: Any) -> Any:

@@ -158,7 +158,7 @@ async def test_move_waits_for_calls_and_loads_nothing_twice() -> None:
     old, new = ScriptedEngine(), ScriptedEngine()
     release = asyncio.Event()
 
-    async def slow_code(name: str, _path: str) -> Hooks:
+    async def slow_code(name: str, _path: str, _options: object) -> Hooks:
         if name == "slow":
             await release.wait()
         return NO_HOOKS

@@ -4,6 +4,13 @@
 One module here replaces several of LMI's; the table is there.
 """
 
-from lmi_vllm.extras.custom_code.djl_python.content import Input, Output
+from typing import Final
 
-__all__ = ["Input", "Output"]
+from lmi_vllm.extras.custom_code.djl_python.inputs import Input
+from lmi_vllm.extras.custom_code.djl_python.outputs import Output
+from lmi_vllm.extras.custom_code.djl_python.pair_list import PairList
+from lmi_vllm.extras.custom_code.djl_python.session_files import Session, SessionManager
+
+__all__ = ["Input", "Output", "PairList", "Session", "SessionManager"]
+
+__version__: Final = "0.36.0"  # of LMI's package, whose names these are

@@ -1,15 +1,36 @@
-"""LMI's `input_parser`, `output_formatter` and `request_io`: decorators, and the types they name.
+"""LMI's `input_parser` and `output_formatter`: decorators, and names beside them."""
 
-Answers come to hooks as vLLM's own objects today; the types are for annotations and older hooks.
-"""
-
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
+
+from lmi_vllm.extras.custom_code.djl_python.inputs import Input
+from lmi_vllm.extras.custom_code.djl_python.request_io import (
+    RequestInput,
+    RequestOutput,
+    Sequence,
+    TextGenerationOutput,
+    TextInput,
+    Token,
+)
+
+__all__ = [
+    "RequestInput",
+    "RequestOutput",
+    "Sequence",
+    "TextGenerationOutput",
+    "TextInput",
+    "Token",
+    "init_handler",
+    "input_formatter",
+    "output_formatter",
+    "parse_adapters",
+    "prediction_handler",
+]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 SAGEMAKER_ADAPTER_IDENTIFIER_HEADER = "X-Amzn-SageMaker-Adapter-Identifier"
+_ALIAS_HEADER: Final = "X-Amzn-SageMaker-Adapter-Alias"
 
 # The attributes that mark a decorated function; LMI's names.
 INPUT_FORMATTER: Final = "is_input_formatter"
@@ -42,55 +63,33 @@ def output_formatter(function: Function) -> Function:
     return function
 
 
-@dataclass
-class Token:
-    """A generated token."""
+def parse_adapters(
+    request_input: TextInput, input_item: Input, input_map: dict[str, Any], **kwargs: Any
+) -> None:
+    """Set the adapters of a request: from the header, the content, or the payload's `adapters`.
 
-    id: int = 0
-    text: str = ""
-    log_prob: float | None = None
-    special_token: bool | None = None
+    `configs` and `adapter_registry` are the handler's own.
 
-
-@dataclass
-class Sequence:
-    """The tokens of one candidate."""
-
-    tokens: list[Token] = field(default_factory=list)
-    cumulative_log_prob: float = 0.0
-    finish_reason: str | None = None
-
-
-@dataclass
-class RequestInput:
-    """What an input hook of the older API returns."""
-
-    request_id: int = 0
-    output_formatter: Any = None
-    parameters: dict[str, Any] = field(default_factory=dict)
-    server_parameters: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass
-class TextInput(RequestInput):
-    """A prompt with its parameters; an input hook may return it instead of a payload."""
-
-    input_text: str | list[str] = ""
-    adapters: Any = None
-
-
-@dataclass
-class RequestOutput:
-    """The base of the older API's answers."""
-
-    request_id: int = 0
-    finished: bool = False
-    input: RequestInput | None = None
-
-
-@dataclass
-class TextGenerationOutput(RequestOutput):
-    """The older API's answer to a text generation request."""
-
-    sequences: dict[int, Sequence] = field(default_factory=dict)
-    best_sequence_index: int = 0
+    Raises:
+        ValueError: one is not in the registry, or their number is not that of the prompts.
+    """
+    if not getattr(kwargs.get("configs"), "enable_lora", False):
+        return
+    registry: Mapping[str, Any] = kwargs.get("adapter_registry") or {}
+    alias = None
+    names: Any = input_map.pop("adapters", [])
+    if input_item.contains_key("adapter"):
+        names = input_item.get_as_string("adapter")
+    if (name := input_item.get_property(SAGEMAKER_ADAPTER_IDENTIFIER_HEADER)) is not None:
+        names, alias = name, input_item.get_property(_ALIAS_HEADER)
+    names = names if isinstance(names, list) else [names]
+    for name in filter(None, names):
+        if name not in registry:
+            raise ValueError(f"Adapter {alias or name} is not registered")
+    if not names:
+        return
+    text = request_input.input_text
+    if len(names) != (len(text) if isinstance(text, list) else 1):
+        raise ValueError("Number of adapters is not equal to the number of inputs")
+    found = [registry.get(name) for name in names]
+    request_input.adapters = found[0] if len(found) == 1 else found

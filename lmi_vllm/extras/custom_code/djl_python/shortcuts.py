@@ -1,10 +1,13 @@
 """LMI's `encode_decode` and `async_utils`: short ways to read a request and to make an answer."""
 
+import csv
+import io
 import json
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
-from lmi_vllm.extras.custom_code.djl_python.content import Input, Output
+from lmi_vllm.extras.custom_code.djl_python.inputs import Input
+from lmi_vllm.extras.custom_code.djl_python.outputs import Output
 
 _CSV_COLUMNS = ("inputs", "question", "context")
 
@@ -26,7 +29,7 @@ def decode(
     if "application/json" in kind:
         return inputs.get_as_json(key)
     if "text/csv" in kind:
-        return _decode_csv(inputs, key, is_checked=require_csv_headers)
+        return decode_csv(inputs, require_csv_headers, key)
     if "text/plain" in kind:
         return {"inputs": [inputs.get_as_string(key)]}
     readers = {
@@ -43,21 +46,49 @@ def decode(
 def encode(
     outputs: Output, prediction: Any, content_type: str | None, key: str | None = None
 ) -> None:
-    """Append a prediction as .npz for a `tensor/` content type, else as JSON."""
-    if content_type and "tensor/" in content_type:
+    """Append a prediction as its content type says: JSON, CSV, .npz, or else DJL's NDList."""
+    if not content_type or "application/json" in content_type:
+        outputs.add_as_json(prediction, key)
+        outputs.add_property("Content-Type", "application/json")
+    elif "text/csv" in content_type:
+        outputs.add(encode_csv(prediction), key)
+        outputs.add_property("Content-Type", "text/csv")
+    elif "tensor/npz" in content_type:
         outputs.add_as_npz(prediction, key)
         outputs.add_property("Content-Type", "tensor/npz")
-        return
-    outputs.add_as_json(prediction, key)
-    outputs.add_property("Content-Type", "application/json")
+    else:
+        outputs.add_as_numpy(prediction, key)
+        outputs.add_property("Content-Type", "tensor/ndlist")
 
 
-def _decode_csv(inputs: Input, key: str | None, *, is_checked: bool) -> dict[str, Any]:
+def decode_csv(inputs: Input, require_headers: bool = True, key: str | None = None) -> Any:
+    """Return the rows of a CSV under `inputs`; without headers its numbers as an array.
+
+    Raises:
+        ValueError: there is no known column, or without headers something is no number.
+    """
+    if not require_headers:
+        import numpy  # noqa: PLC0415 (only where a hook uses it)
+
+        numbers = numpy.genfromtxt(io.StringIO(inputs.get_as_string(key)), delimiter=",")
+        if numpy.isnan(numbers).any():
+            raise ValueError("the CSV has something else than numbers")
+        return numbers
     rows = inputs.get_as_csv(key)
     names = set(rows[0]) if rows else set()
-    if is_checked and not names & set(_CSV_COLUMNS):
+    if not {str(name).lower() for name in names} & set(_CSV_COLUMNS):
         raise ValueError(f"the CSV needs a header row with one of {', '.join(_CSV_COLUMNS)}")
     return {"inputs": [row["inputs"] for row in rows] if "inputs" in names else rows}
+
+
+def encode_csv(content: Any) -> str:
+    """Return rows, each a dict, as a CSV with a header row."""
+    rows = [*content]
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, [*rows[0]] if rows else [])
+    writer.writeheader()
+    writer.writerows(rows)
+    return stream.getvalue()
 
 
 def create_non_stream_output(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lmi_vllm.extras.custom_code.djl_python.content import Input
+from lmi_vllm.extras.custom_code.djl_python.inputs import Input
 from lmi_vllm.extras.custom_code.functions import (
     HookContext,
     HookError,

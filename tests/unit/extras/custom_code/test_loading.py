@@ -7,9 +7,9 @@ from textwrap import dedent
 
 import pytest
 
-from lmi_vllm.extras.custom_code.djl_python.formatting import TextInput
+from lmi_vllm.extras.custom_code.djl_python.request_io import TextInput
 from lmi_vllm.extras.custom_code.functions import HookContext, new_payload
-from lmi_vllm.extras.custom_code.loading import CodeError, check_syntax, load_model_code
+from lmi_vllm.extras.custom_code.loading import CodeError, inspect_code, load_model_code
 from tests.support.hook_files import FORMATTERS, PROMPTS, write_code
 
 
@@ -80,11 +80,11 @@ def test_loading_failure_names_file_line_and_reason(
     assert "model" not in sys.modules
 
 
-def test_check_syntax_runs_nothing(tmp_path: Path) -> None:
-    """The early check only compiles."""
-    check_syntax(write_code(tmp_path, "raise SystemExit\n"))
+def test_inspection_runs_nothing(tmp_path: Path) -> None:
+    """The early check only parses."""
+    assert inspect_code(write_code(tmp_path, "raise SystemExit\n"), "handle", None) == ()
     with pytest.raises(CodeError, match="line 1"):
-        check_syntax(write_code(tmp_path, "class :\n"))
+        inspect_code(write_code(tmp_path, "class :\n"), "handle", None)
 
 
 @pytest.mark.parametrize(
