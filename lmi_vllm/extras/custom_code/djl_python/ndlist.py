@@ -1,7 +1,8 @@
 """LMI's `np_util`: arrays as DJL's NDList (`tensor/ndlist`), which its Java clients read and write.
 
-Numbers are big-endian: the count of arrays, and for each `NDAR`, version 3, a flag with an optional
-name, `default`, the type, the sides with a layout character each, the byte order, and the data.
+Numbers are big-endian. After the count of arrays each begins with `NDAR`, version 3, a flag, an
+optional name and `default`. Then come the type, the sides, a layout character for each, the byte
+order, and the data.
 """
 
 import io
