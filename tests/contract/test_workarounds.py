@@ -30,7 +30,7 @@ def test_every_workaround_can_be_applied_and_undone(scope: Scope) -> None:
         during = [workarounds.current(row.target) for row in rows]
     assert all(was is not now for was, now in zip(before, during, strict=True))
     after = [workarounds.current(row.target) for row in rows]
-    assert all(was is now for was, now in zip(before, after, strict=True))
+    assert all(was == now for was, now in zip(before, after, strict=True))
 
 
 def test_a_release_with_the_fix_is_left_alone() -> None:

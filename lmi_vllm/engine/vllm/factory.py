@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from lmi_vllm.engine.base import Engine, EngineClient
 from lmi_vllm.engine.factory import imports_without_collections
 from lmi_vllm.engine.vllm.processes import LOG_FORMAT_VARIABLE, end_children, new_engine_thread
+from lmi_vllm.engine.vllm.workarounds import Scope, apply_to_the_end
 from lmi_vllm.engine.vllm.workarounds.companions import hide_unfit_companions
 from lmi_vllm.errors import EngineStartError
 from lmi_vllm.messages import EngineArguments, ServingProfile
@@ -46,6 +47,7 @@ def import_vllm(arguments: EngineArguments) -> "VllmArguments":
     with imports_without_collections():
         hide_unfit_companions()
         from lmi_vllm.engine.vllm.start import check_arguments
+    apply_to_the_end(Scope.TOKENIZERS)
     return check_arguments(arguments)
 
 

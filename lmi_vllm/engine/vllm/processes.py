@@ -22,6 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, TypeVar
 
+from lmi_vllm.engine.vllm.workarounds import Scope, apply_to_the_end
 from lmi_vllm.engine.vllm.workarounds.not_finite import is_expected
 from lmi_vllm.extension import extras
 from lmi_vllm.telemetry.log_format import configure_logging, log_progress_bars
@@ -213,6 +214,7 @@ def register_plugin() -> None:
     if server_pid is None or int(server_pid) == os.getpid():
         return
     register_models()
+    apply_to_the_end(Scope.TOKENIZERS)
     end_with_parent(os.getppid())
     log_as_the_server()
     keep_bars_out_of_the_log()

@@ -19,6 +19,7 @@ from transformers import (
 )
 from transformers.utils.logging import disable_progress_bar
 
+from lmi_vllm.engine.vllm.workarounds import Scope, apply_to_the_end
 from lmi_vllm.errors import EngineStartError
 from lmi_vllm.messages import EngineArguments
 
@@ -69,6 +70,7 @@ def load_model(arguments: EngineArguments) -> LoadedModel:
             f"the checkpoint lacks {len(missing)} tensors of {type(model).__name__}: "
             + ", ".join(missing[:5])
         )
+    apply_to_the_end(Scope.TOKENIZERS)
     tokenizer = AutoTokenizer.from_pretrained(str(values.get("tokenizer") or path), **common)
     if not tokenizer.is_fast:
         raise EngineStartError(

@@ -23,6 +23,7 @@ from lmi_vllm.engine.vllm.workarounds import (
     drafted_sampling,
     model_scripts,
     prompt_logprobs,
+    tokenizer_files,
 )
 from lmi_vllm.errors import EngineStartError
 
@@ -41,6 +42,7 @@ class Scope(Enum):
     WORKER = "in a worker on a CPU"
     LORA_WORKER = "in a worker on a CPU with LoRA"
     APPLICATION = "in the server, while vLLM makes its HTTP application"
+    TOKENIZERS = "in every process, from before it loads a tokenizer to its end"
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +135,12 @@ WORKAROUNDS: Final = (
         Scope.APPLICATION,
         "tests/contract/test_bridge.py:test_script_of_the_model_is_not_vllm_s_to_run",
     ),
+    Workaround(
+        "transformers.models.auto.tokenization_auto:AutoTokenizer.from_pretrained",
+        tokenizer_files.as_in_their_files,
+        Scope.TOKENIZERS,
+        "tests/contract/test_tokenizer_files.py:test_plain_transformers_splits_text_by_the_class",
+    ),
 )
 
 
@@ -194,6 +202,12 @@ def apply(scope: Scope) -> contextlib.ExitStack:
             logger.debug("%s is replaced %s", row.target, scope.value)
             done.enter_context(replace(row.target, row.replacement))
     return done
+
+
+@functools.cache
+def apply_to_the_end(scope: Scope) -> contextlib.ExitStack:
+    """Apply every workaround of the scope, once in a process, until the object is closed."""
+    return apply(scope)
 
 
 def _is_wanted(row: Workaround) -> bool:
