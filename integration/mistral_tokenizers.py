@@ -1,4 +1,4 @@
-"""Mistral's tokenizers and its own layout: SentencePiece v3 and Tekken, `tokenizer_mode=mistral`.
+"""Mistral's tokenizers and its own layout: SentencePiece v3 and Tekken, with no option set.
 
 Prompts are what mistral_common encodes, answers the tokens that Transformers gives for them; the
 weights lie as Transformers writes them, or as Mistral does (params.json, consolidated.safetensors).

@@ -142,7 +142,6 @@ def _mistral(tokenizer: str, title: str, vocabulary: int, *, is_own: bool) -> Ar
         _DENSE | {"head_dim": 32, "sliding_window": None, "vocab_size": vocabulary,
                   "bos_token_id": 1, "eos_token_id": 2},
         renamed=mistral.own_layout if is_own else None, tokenizer=tokenizer,
-        options={"OPTION_TOKENIZER_MODE": "mistral"},
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Mistral's own tokenizers and layout: `tokenizer_mode=mistral`, params.json, consolidated weights.
+"""Mistral's own tokenizers and layout: params.json, consolidated weights; no option says so.
 
 The tokenizer files are those that mistral_common carries, Tekken's cut to a small vocabulary; what
 a prompt must be is told by mistral_common itself.

@@ -22,6 +22,7 @@ from lmi_vllm.sources.base import DownloadProgress
 from lmi_vllm.sources.local import is_directory, is_file
 from lmi_vllm.sources.table import fetch_model, is_streamed_by_vllm
 from lmi_vllm.translate.arguments import Translation, translate_checkpoint
+from lmi_vllm.translate.model_files import mode_of
 
 logger = logging.getLogger(__name__)
 
@@ -179,7 +180,10 @@ class ModelFetch:
                 values[name] = model.model
             else:
                 values[name] = str(await self._fetched(reference, revision, load_format="dummy"))
-        return replace(arguments, values=values)
+        origins = dict(arguments.origins)
+        for mode, origin in mode_of(values).items():  # the tokenizer's folder is known only now
+            values["tokenizer_mode"], origins["tokenizer_mode"] = mode, origin
+        return replace(arguments, values=values, origins=origins)
 
     async def _fetched(
         self,

@@ -37,6 +37,7 @@ from lmi_vllm.translate import rules as engine_rules
 from lmi_vllm.translate.devices import Devices
 from lmi_vllm.translate.draft import ArgumentDraft, Rule
 from lmi_vllm.translate.heads import offer_sizes, refuse_size
+from lmi_vllm.translate.model_files import CHECKPOINT_RULES
 from lmi_vllm.translate.serving_profile import build_serving_profile
 
 # What is known of a model's files before they are fetched.
@@ -209,7 +210,8 @@ def translate_checkpoint(
 
 def _with_checkpoint_rules(draft: ArgumentDraft) -> Translation:
     """The translation of `draft`, after the rules that read the model's config.json."""
-    for rule in (*extensions(lambda extra: extra.checkpoint_rules), refuse_size):
+    own = (refuse_size, *CHECKPOINT_RULES)
+    for rule in (*extensions(lambda extra: extra.checkpoint_rules), *own):
         rule(draft)
     shape = read_checkpoint(draft.config)
     draft.errors += unsupported_quantization(shape)

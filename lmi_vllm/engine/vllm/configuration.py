@@ -113,7 +113,7 @@ def engine_config(
     if clients > 1:  # vLLM sets it for its own --api-server-count
         engine_args._api_process_count = clients
         engine_args._api_process_rank = client
-    with worked_around(Scope.CONFIGURATION, is_cpu=is_cpu):
+    with workarounds.apply(Scope.LENGTH), worked_around(Scope.CONFIGURATION, is_cpu=is_cpu):
         config = engine_args.create_engine_config(headless=headless)
     if is_cpu:
         _check_cpu_head_size(config.model_config)

@@ -20,6 +20,8 @@ DEFAULT_IGNORE_PATTERNS: Final = ("original/**/*", "original/*")
 _SUPPORT_SUFFIXES: Final = (
     ".json", ".jinja", ".model", ".py", ".spm", ".tiktoken", ".txt", ".vocab", ".yaml", ".yml",
 )  # fmt: skip
+# Mistral's own tokenizer before Tekken: tokenizer.model.v3
+_VERSIONED: Final = re.compile(r"(.*/)?tokenizer\.model\.v\d+\w*")
 _FOREIGN_FOLDERS: Final = ("coreml", "metal", "onnx", "openvino")
 # vLLM filter_files_not_needed_for_inference
 _TRAINING_FILES: Final = (
@@ -84,13 +86,17 @@ def select_files(
     ignored = DEFAULT_IGNORE_PATTERNS if ignore_patterns is None else tuple(ignore_patterns)
     kept = [name for name in names if _is_wanted(name, ignored)]
     weights = _select_weights(kept, load_format or "auto")
-    support = [name for name in kept if name.endswith(_SUPPORT_SUFFIXES)]
+    support = [name for name in kept if _is_support(name)]
     is_consolidated = any(_folder_and_base(name)[1].startswith("consolidated") for name in weights)
     if not is_consolidated and "config.json" in support:
         # With Mistral's own params.json beside it, vLLM would look for the consolidated weights.
         support = [name for name in support if name != "params.json"]
     files = sorted({*support, *weights})
     return FileSelection(tuple(files), tuple(sorted(weights)))
+
+
+def _is_support(name: str) -> bool:
+    return name.endswith(_SUPPORT_SUFFIXES) or _VERSIONED.fullmatch(name) is not None
 
 
 def needs_weights(load_format: str | None) -> bool:

@@ -21,6 +21,7 @@ from lmi_vllm.engine.vllm.workarounds import (
     base_rows,
     cpu_compilation,
     drafted_sampling,
+    model_length,
     model_scripts,
     prompt_logprobs,
     tokenizer_files,
@@ -42,6 +43,7 @@ class Scope(Enum):
     WORKER = "in a worker on a CPU"
     LORA_WORKER = "in a worker on a CPU with LoRA"
     APPLICATION = "in the server, while vLLM makes its HTTP application"
+    LENGTH = "in the server, while vLLM makes its configuration"
     TOKENIZERS = "in every process, from before it loads a tokenizer to its end"
 
 
@@ -134,6 +136,12 @@ WORKAROUNDS: Final = (
         model_scripts.left_out,
         Scope.APPLICATION,
         "tests/contract/test_bridge.py:test_script_of_the_model_is_not_vllm_s_to_run",
+    ),
+    Workaround(
+        "vllm.config.model:_get_and_verify_max_len",
+        model_length.served,
+        Scope.LENGTH,
+        "tests/contract/test_model_length.py:test_plain_vllm_takes_minus_one_for_a_length",
     ),
     Workaround(
         "transformers.models.auto.tokenization_auto:AutoTokenizer.from_pretrained",

@@ -8,7 +8,7 @@ were trained with the file, so the generic class, which takes the file as it is,
 
 Upstream: https://github.com/huggingface/transformers/issues/45488, 48206; its lists of models that
     need the generic class go by their names on the hub, and our path is local.
-Releases: transformers 5.
+Releases: transformers 5.0 and later.
 Shows: prompts without blanks, answers with `Ġ` and `Ċ`, status 200 and no warning.
 May go: when test_plain_transformers_splits_text_by_the_class fails.
 """
@@ -65,7 +65,7 @@ def _is_made_by_class(tokenizer: Any) -> bool:
     kind = type(tokenizer)
     is_generic = kind.__name__ == GENERIC or "__init__" not in vars(kind)
     is_theirs = kind.__module__.startswith("transformers.models.")
-    return is_theirs and not is_generic and hasattr(tokenizer, "_tokenizer")
+    return is_theirs and not is_generic and hasattr(tokenizer, "backend_tokenizer")
 
 
 def _splits_like(tokenizer: Any, file: Mapping[str, Any]) -> bool:
@@ -74,7 +74,7 @@ def _splits_like(tokenizer: Any, file: Mapping[str, Any]) -> bool:
     Only byte-level rules are compared: those of SentencePiece are written in several ways that mean
     the same, and its classes are right.
     """
-    made = tokenizer._tokenizer
+    made = tokenizer.backend_tokenizer
     read = (file.get("pre_tokenizer"), file.get("decoder"))
     used = (_state(made.pre_tokenizer), _state(made.decoder))
     of_bytes = [["ByteLevel" in json.dumps(part) for part in side] for side in (read, used)]
@@ -102,7 +102,7 @@ def _has_ids_of(tokenizer: Any, file: Path) -> bool:
     """Whether the probes have the ids of the file, and become the same texts again."""
     from tokenizers import Tokenizer  # noqa: PLC0415
 
-    read, made = Tokenizer.from_file(str(file)), tokenizer._tokenizer
+    read, made = Tokenizer.from_file(str(file)), tokenizer.backend_tokenizer
     try:
         for text in PROBES:
             ids = read.encode(text, add_special_tokens=False).ids
@@ -124,5 +124,5 @@ def _as_it_is(tokenizer: Any, path: Any, *inputs: Any, **options: Any) -> Any:
     for name in _SPECIAL:
         token = getattr(tokenizer, name)
         if getattr(found, name) is None and token in known:
-            setattr(found, name, token)
+            found.add_special_tokens({name: token})
     return found

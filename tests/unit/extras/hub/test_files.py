@@ -49,6 +49,12 @@ def test_support_files_are_kept_and_others_left() -> None:
     assert list(select_files(wanted + unwanted, None, None).files) == wanted
 
 
+@pytest.mark.parametrize("name", ["tokenizer.model.v3", "tokenizer.model.v7m1", "tekken.json"])
+def test_mistral_s_own_tokenizer_comes_along(name: str) -> None:
+    """`tokenizer_mode=mistral` needs it, whichever weights are fetched."""
+    assert name in select_files([*MISTRAL, name], None, None).files
+
+
 def test_mistral_config_stays_away_from_hf_weights() -> None:
     """`params.json` beside Hugging Face weights would make vLLM look for consolidated ones."""
     assert "params.json" not in select_files(MISTRAL, None, None).files

@@ -1,0 +1,92 @@
+"""Arguments that follow from the files in the model's folder: its tokenizer and its length."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from lmi_vllm.checks.model import text_part
+from lmi_vllm.messages import Origin, OriginKind
+from lmi_vllm.sources.local import is_directory
+from lmi_vllm.translate.draft import ArgumentDraft, Rule
+
+# Tokenizers that Transformers reads, and those that only mistral_common does.
+_TRANSFORMERS: Final = ("tokenizer.json", "tokenizer.model")
+_NOMIC_LENGTH: Final = 2048  # vLLM's, where config.json says none (models/config.py)
+_MISTRAL: Final = ("tekken.json", "tokenizer.model.v*")
+
+
+def mistral_tokenizer(folder: Path) -> str:
+    """The file of the only tokenizer in `folder` if it is Mistral's own; else empty."""
+    if any((folder / name).is_file() for name in _TRANSFORMERS):
+        return ""
+    return next((found.name for kind in _MISTRAL for found in sorted(folder.glob(kind))), "")
+
+
+def mode_of(values: Mapping[str, object]) -> Mapping[str, Origin]:
+    """The tokenizer_mode that these arguments lack, and why; empty where they need none.
+
+    vLLM reads Mistral's own tokenizer as its makers do only where the weights have Mistral's
+    layout, too. Otherwise Transformers makes a tokenizer of the file, without a chat template, and
+    without BOS before a prompt.
+    """
+    folder = values.get("tokenizer") or values.get("model")
+    if values.get("tokenizer_mode") not in (None, "auto") or not isinstance(folder, str):
+        return {}
+    file = mistral_tokenizer(Path(folder)) if is_directory(folder) else ""
+    return {"mistral": Origin(OriginKind.DERIVED, f"{folder}/{file}")} if file else {}
+
+
+def tokenizer_mode(draft: ArgumentDraft) -> None:
+    """Put the mode of a tokenizer of Mistral's own."""
+    for mode, origin in mode_of(draft.values).items():
+        draft.put("tokenizer_mode", mode, origin)
+
+
+def length(draft: ArgumentDraft) -> None:
+    """Say where the engine serves less than config.json promises, or computes wrong vectors."""
+    body = text_part(draft.config)
+    rope = body.get("rope_scaling") or body.get("rope_parameters")
+    longest, asked = body.get("max_position_embeddings"), draft.values.get("max_model_len")
+    if body.get("model_type") == "nomic_bert":
+        _refuse_short(draft, body)
+    elif isinstance(rope, dict) and isinstance(longest, int):
+        kind, factor = rope.get("rope_type") or rope.get("type"), rope.get("factor")
+        is_auto = not isinstance(asked, int) or asked < 0
+        if kind in ("longrope", "su") and is_auto:
+            _warn_of_longrope(draft, body.get("original_max_position_embeddings"), longest)
+        elif kind == "dynamic" and isinstance(factor, int | float) and factor > 1:
+            promised = int(longest * factor) if is_auto else asked
+            if isinstance(promised, int) and promised > longest:
+                draft.warn(
+                    f"max_model_len is {longest} and not {promised}: config.json scales the rotary "
+                    f"embedding dynamically, and vLLM has no values for later positions",
+                    draft.settings.model.details.max_model_len,
+                )
+
+
+def _warn_of_longrope(draft: ArgumentDraft, served: object, longest: int) -> None:
+    if isinstance(served, int) and served < longest:
+        draft.warn(
+            f"max_model_len is {served}, though the model takes {longest} (config.json): with "
+            f"longrope vLLM serves the length before scaling unless option.max_model_len is set. "
+            f"A larger one, up to {longest}, uses the factors for long texts in every request, "
+            f"which costs some quality in short ones",
+            draft.settings.model.details.max_model_len,
+        )
+
+
+def _refuse_short(draft: ArgumentDraft, body: Mapping[str, object]) -> None:
+    """Below the trained length vLLM's dynamic scaling makes wrong vectors, or none."""
+    known = (body.get(name) for name in ("max_trained_positions", "max_position_embeddings"))
+    trained = next((number for number in known if isinstance(number, int)), _NOMIC_LENGTH)
+    asked = draft.values.get("max_model_len")
+    if isinstance(asked, int) and 0 < asked < trained:
+        draft.fail(
+            f"{draft.label('max_model_len')}: {asked} is below {trained}, the length that the "
+            f"model was trained with: vLLM scales its rotary embedding wrongly there. Leave it "
+            f"out, or set {trained} or more; truncate_prompt_tokens cuts texts",
+            draft.settings.model.details.max_model_len,
+        )
+
+
+CHECKPOINT_RULES: Final[tuple[Rule, ...]] = (tokenizer_mode, length)

@@ -1,0 +1,109 @@
+"""Arguments and messages that follow from the files in the model's folder."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from lmi_vllm.config.load import load_settings
+from lmi_vllm.translate.arguments import Translation, translate_start
+from lmi_vllm.translate.devices import Devices
+
+PLAIN = {"architectures": ["MistralForCausalLM"], "max_position_embeddings": 32768}
+LONGROPE = {
+    "model_type": "phi3", "max_position_embeddings": 131072, "rope_scaling": {"type": "longrope"},
+    "original_max_position_embeddings": 4096,
+}  # fmt: skip
+DYNAMIC = {
+    "max_position_embeddings": 32768, "rope_scaling": {"rope_type": "dynamic", "factor": 2.0},
+}  # fmt: skip
+NOMIC = {"model_type": "nomic_bert", "max_trained_positions": 2048, "n_positions": 8192}
+SCALED = {"max_position_embeddings": 4096, "rope_scaling": {"type": "linear", "factor": 4.0}}
+
+
+def translated(
+    folder: Path, config: Mapping[str, object], files: tuple[str, ...] = (), **options: str
+) -> Translation:
+    """What a start would do with this model."""
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    for name in files:
+        (folder / name).write_text("{}", encoding="utf-8")
+    environ = {"HF_MODEL_ID": str(folder)}
+    environ |= {f"OPTION_{name.upper()}": value for name, value in options.items()}
+    return translate_start(load_settings(environ), environ, Devices())
+
+
+@pytest.mark.parametrize(
+    ("files", "mode"),
+    [
+        (("tekken.json",), "mistral"),
+        (("tekken.json", "params.json", "tokenizer_config.json"), "mistral"),
+        (("tokenizer.model.v3",), "mistral"),
+        (("tokenizer.model.v11m1", "config.txt"), "mistral"),
+        (("tekken.json", "tokenizer.json"), "auto"),
+        (("tokenizer.model.v3", "tokenizer.model"), "auto"),
+        (("tokenizer.json",), "auto"),
+    ],
+)
+def test_a_tokenizer_that_only_mistral_reads_is_read_so(
+    tmp_path: Path, files: tuple[str, ...], mode: str
+) -> None:
+    """Whatever the layout of the weights."""
+    found = translated(tmp_path, PLAIN, files).arguments
+    assert (found.values.get("tokenizer_mode") or "auto") == mode
+    if mode == "mistral":
+        assert files[0] in str(found.origin_of("tokenizer_mode"))
+
+
+def test_mode_that_is_set_counts(tmp_path: Path) -> None:
+    """The user may want Transformers' own reading."""
+    found = translated(tmp_path, PLAIN, ("tekken.json",), tokenizer_mode="hf")
+    assert found.arguments.values["tokenizer_mode"] == "hf"
+
+
+def test_tokenizer_of_another_folder_decides(tmp_path: Path) -> None:
+    """The model's own files have no say then."""
+    other = tmp_path / "tokenizer"
+    other.mkdir()
+    (other / "tekken.json").write_text("{}", encoding="utf-8")
+    found = translated(tmp_path, PLAIN, ("tokenizer.json",), tokenizer=str(other))
+    assert found.arguments.values["tokenizer_mode"] == "mistral"
+
+
+def test_longrope_names_both_lengths(tmp_path: Path) -> None:
+    """4,096 without a message where the model takes 131,072 would be a surprise."""
+    (said,) = (text for text in translated(tmp_path, LONGROPE).warnings if "longrope" in text)
+    assert "4096" in said
+    assert "131072" in said
+    set_by_hand = translated(tmp_path, LONGROPE, max_model_len="131072")
+    assert not [text for text in set_by_hand.warnings if "longrope" in text]
+
+
+@pytest.mark.parametrize("asked", [{}, {"max_model_len": "60000"}])
+def test_dynamic_scaling_is_warned_of(tmp_path: Path, asked: dict[str, str]) -> None:
+    """The engine serves what it has values for."""
+    said = [text for text in translated(tmp_path, DYNAMIC, **asked).warnings if "dynamic" in text]
+    assert len(said) == 1
+    assert said[0].startswith("max_model_len is 32768 and not ")
+
+
+@pytest.mark.parametrize(
+    ("config", "asked"), [(DYNAMIC, {"max_model_len": "32768"}), (SCALED, {}), (PLAIN, {})]
+)
+def test_lengths_that_are_served_are_not_warned_of(
+    tmp_path: Path, config: Mapping[str, object], asked: dict[str, str]
+) -> None:
+    """Nothing is to say of them."""
+    assert not [text for text in translated(tmp_path, config, **asked).warnings if "len" in text]
+
+
+@pytest.mark.parametrize(("asked", "is_refused"), [("512", True), ("2048", False), ("-1", False)])
+def test_nomic_is_not_served_below_its_trained_length(
+    tmp_path: Path, asked: str, is_refused: bool
+) -> None:
+    """Its vectors would be wrong."""
+    errors = translated(tmp_path, NOMIC, max_model_len=asked).errors
+    assert (
+        bool([text for text in errors if "max_model_len" in text and "2048" in text]) == is_refused
+    )
