@@ -19,6 +19,7 @@ from lmi_vllm.extension import Verb, extensions, extras
 
 EXIT_FAILURE: Final = 1
 EXIT_INTERRUPTED: Final = 130
+_NOT_FOR_ALL: Final = 0o002  # other users of the machine write none of our files
 _STDOUT: Final = 1
 _STDERR: Final = 2
 
@@ -50,6 +51,7 @@ def verbs() -> Mapping[str, Verb]:
 def main(arguments: list[str] | None = None) -> None:
     """Run one verb and exit with its code."""
     open_closed_streams()
+    os.umask(os.umask(0o022) | _NOT_FOR_ALL)  # of everything that is fetched, unpacked and kept
     words = sys.argv[1:] if arguments is None else arguments
     if words and words[0] in REFUSED_VERBS:
         fail(f"{words[0]}: {REFUSED_VERBS[words[0]]}")

@@ -156,6 +156,7 @@ class ServingProfile:
     job_queue_size: int = 1000
     max_request_size: int = 64 << 20  # bytes
     max_adapter_size: int = 16 << 30  # bytes
+    adapter_roots: tuple[Path, ...] = ()  # files of adapters from below them lie below them
     predict_timeout: float = 240.0  # seconds
     chunked_read_timeout: float = 120.0  # seconds
     enable_auto_tool_choice: bool = False

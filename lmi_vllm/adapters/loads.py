@@ -6,12 +6,13 @@ import functools
 import itertools
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
+from lmi_vllm.adapters import source_threads
 from lmi_vllm.adapters.adapter import Adapter
+from lmi_vllm.adapters.source_threads import SourceThreads
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import AdapterRefusedError
 from lmi_vllm.hooks import NO_HOOKS, Hooks
@@ -20,9 +21,6 @@ from lmi_vllm.messages import AdapterRef
 logger = logging.getLogger(__name__)
 
 FIRST_ENGINE_ID: Final = 1000  # the engine uses the ids below itself
-MAX_RESOLVING: Final = 4  # own threads: the loop's have to serve others while a source hangs
-MAX_HANGING: Final = 32  # calls that timed out: their threads cannot be ended
-RESOLVE_SECONDS: Final = 600.0  # for one adapter, including the wait for a thread
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -75,10 +73,8 @@ class AdapterLoads:
 
     def __init__(self, engine: Engine, resolve: Resolve, load_code: LoadCode) -> None:
         self.engine = engine
-        self._resolve = resolve
+        self._sources = SourceThreads(resolve)
         self._load_code = load_code
-        self._threads = ThreadPoolExecutor(MAX_RESOLVING, "adapter-source")  # end with this object
-        self._hanging: set[Future[str]] = set()
         self._lock = asyncio.Lock()
         self._ids = itertools.count(FIRST_ENGINE_ID)
         self._uses: dict[int, ReferenceCount] = {}  # by the engine's id of a load
@@ -136,23 +132,14 @@ class AdapterLoads:
             return next(self._ids)
 
     async def _resolved(self, adapter: Adapter) -> str:
-        shown, threads = f"Adapter {adapter.name}", self._threads
-        if len(self._hanging) >= MAX_HANGING:
-            reason = f"{len(self._hanging)} sources of adapters do not answer; restart the server"
-            raise AdapterRefusedError(f"{shown}: {reason}")
-        resolving = threads.submit(self._resolve, adapter.src)
+        shown = f"Adapter {adapter.name}"
         try:
-            return await asyncio.wait_for(asyncio.wrap_future(resolving), RESOLVE_SECONDS)
+            return await self._sources.resolve(adapter.src)
         except AdapterRefusedError as error:
             raise type(error)(f"{shown}: {error.text}") from error
         except TimeoutError as error:
-            if resolving.running():  # it keeps its thread: other sources use the remaining ones
-                self._hanging.add(resolving)
-                resolving.add_done_callback(self._hanging.discard)
-                if self._threads is threads:
-                    self._threads = ThreadPoolExecutor(MAX_RESOLVING, "adapter-source")
-            reason = str(error) or f"its source did not answer within {RESOLVE_SECONDS:g} s"
-            raise AdapterRefusedError(f"{shown}: {reason}") from error
+            reason = f"its source did not answer within {source_threads.RESOLVE_SECONDS:g} s"
+            raise AdapterRefusedError(f"{shown}: {str(error) or reason}") from error
 
 
 class KeyedLock:

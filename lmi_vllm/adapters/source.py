@@ -74,7 +74,7 @@ class AdapterSources:
             BadParameterError: secure mode forbids what it brings.
         """
         self._check_security(folder, src)
-        folder = _adapter_folder(folder)
+        folder = self._confined(_adapter_folder(folder), src, local)
         self._check_size(folder, src)
         check_adapter(folder, src, self.base)
         self._check_code(folder, src, local)
@@ -129,6 +129,17 @@ class AdapterSources:
         reason = self.policy.forbidden(path)
         place = f"secure mode takes adapters from the model directory and {ROOTS} only"
         raise BadParameterError(f"{src}: {'; '.join((place, *reason))}")
+
+    def _confined(self, folder: Path, src: str, local: Path | None) -> Path:
+        """Return a local folder without links, whose files lie below the allowed folders, too.
+
+        The engine's copy looks at each file again once it is open (`adapter_files`).
+        """
+        if local is None or not local.is_dir() or src in self.own:
+            return folder
+        for name in ("", CONFIG, WEIGHTS, *PICKLED_WEIGHTS, CODE_FILE):
+            self._check_root(folder / name, src)
+        return folder.resolve() if self.policy.roots else folder
 
     def _unpacked(self, path: Path, src: str) -> Path:
         """Return the folder of an archive's content; other paths unchanged."""

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import Final
 
 from lmi_vllm.config.layers import RawSource, Reading, model_sources, server_sources
 from lmi_vllm.config.listen import check_listen
@@ -28,6 +29,9 @@ from lmi_vllm.config.unknown_names import UnknownNames
 from lmi_vllm.config.value_rules import resolve_address
 from lmi_vllm.messages import Origin, OriginKind
 from lmi_vllm.sources.model_store import search_store, with_unpacked
+
+# Unset they allow everything; an empty one had a value that was lost.
+NEVER_EMPTY: Final = ("LMI_API_KEY", "VLLM_API_KEY", "LMI_API_KEY_FILE", "LMI_ADAPTER_ROOTS")
 
 
 def load_settings(
@@ -113,6 +117,12 @@ class _Load:
         self.server = Resolver(layers, self.server_report, self.model)
         values = self.server.server_settings(SERVER_SETTINGS)
         values |= self.server.variables(ENVIRONMENT_SETTINGS, self.environ)
+        for name in NEVER_EMPTY:
+            if name in self.environ and not self.environ[name].strip():
+                self.server_report.fail(
+                    f"{name} is empty, which would allow everything: give it a value, or remove "
+                    "the variable"
+                )
         if self.command_line.strict:
             origin = Origin(OriginKind.FLAG, "--strict")
             values["LMI_STRICT"] = replace(values["LMI_STRICT"], value=True, origin=origin)

@@ -17,9 +17,11 @@ are known, too (unknown_names.py). `Settings.extra(TheClass)` is the typed insta
     load_settings(environ).extra(CacheSettings).lmi_cache_uri
 """
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -77,6 +79,11 @@ class ModelSettings(ModelOptions, LayeredSettings):
 
 class ServerSettings(ServerOptions, LayeredSettings):
     """The settings of the server, and its environment variables."""
+
+    @property
+    def adapter_roots(self) -> tuple[Path, ...]:
+        """The folders that local adapters must lie below; none allows all."""
+        return tuple(map(Path, filter(None, (self.lmi_adapter_roots or "").split(os.pathsep))))
 
 
 class ExtraSettings(LayeredSettings):

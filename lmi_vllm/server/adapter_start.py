@@ -4,7 +4,6 @@ An adapter of the model directory that fails ends the start.
 """
 
 import logging
-import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -98,10 +97,9 @@ def _warn_of_hidden(
 def adapter_policy(settings: Settings) -> AdapterPolicy:
     """Return the settings for adapters that are registered."""
     server = settings.server
-    roots = filter(None, (server.lmi_adapter_roots or "").split(os.pathsep))
     return AdapterPolicy(
         hub=server.lmi_adapter_hub,
-        roots=tuple(map(Path, roots)),
+        roots=server.adapter_roots,
         max_bytes=server.lmi_adapter_max_size,
         code=server.lmi_custom_code,
         is_secure=bool(server.sagemaker_secure_mode),

@@ -84,8 +84,9 @@ class ModelFetch:
         self._settings = settings = planned.settings
         self._environ = {**environ, **settings.environment_exports}
         self._report = report
-        made = (make(model, self._environ) for make in extensions(lambda extra: extra.packages))
-        self._packages = tuple(made)
+        may_run = settings.server.lmi_custom_code != "none"
+        makers = extensions(lambda extra: extra.packages) if may_run else ()
+        self._packages = tuple(make(model, self._environ) for make in makers)
 
     @property
     def is_streamed(self) -> bool:
@@ -99,6 +100,7 @@ class ModelFetch:
         Returns whether the model that is still to be fetched has packages. vLLM must then be
         imported after them, since they may replace what it imports.
         """
+        self._warn_of_packages(self._model)
         return any([await packages.install_first() for packages in self._packages])
 
     async def fetch(self) -> ReadyFiles:
@@ -114,10 +116,19 @@ class ModelFetch:
             arguments = await beside(arguments, self._fetched)
         arguments = await self._fetch_additional(model, arguments)
         self._check_security(model)
+        if self._model.directory is None:
+            self._warn_of_packages(model)
         for packages in self._packages:
             await packages.install_fetched(model)
         exports = await asyncio.to_thread(self._variables, model, arguments)
         return ReadyFiles(model, replace(translation, arguments=arguments), exports)
+
+    def _warn_of_packages(self, model: ModelArtifacts) -> None:
+        """With LMI_CUSTOM_CODE=none nothing is installed: packages are built by their own code."""
+        if self._settings.server.lmi_custom_code == "none" and model.directory is not None:
+            file = model.directory / "requirements.txt"
+            if file.is_file():
+                logger.warning("%s is not installed: LMI_CUSTOM_CODE=none forbids it", file)
 
     def _variables(self, model: ModelArtifacts, arguments: EngineArguments) -> Mapping[str, str]:
         """The environment variables of extras for the engine's libraries."""

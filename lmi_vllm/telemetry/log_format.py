@@ -6,6 +6,7 @@ import inspect
 import io
 import logging
 import os
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -32,8 +33,12 @@ def no_mask(text: str) -> str:
     return text
 
 
+# What moves a terminal's cursor, reverses text or ends a line; a tab does not.
+_CONTROLS: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+
+
 class TextFormatter(logging.Formatter):
-    """Formats lines for people."""
+    """Formats lines for people; texts of clients cannot look like lines of their own."""
 
     def __init__(self, mask: Mask = no_mask) -> None:
         super().__init__(TEXT)
@@ -41,7 +46,12 @@ class TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
-        return self._mask(super().format(record))
+        text = _CONTROLS.sub(_escaped, self._mask(super().format(record)))
+        return text.replace("\n", "\n    ")
+
+
+def _escaped(control: re.Match[str]) -> str:
+    return control[0].encode("unicode_escape").decode("ascii")
 
 
 class JsonFormatter(logging.Formatter):

@@ -30,6 +30,7 @@ def build_serving_profile(
         job_queue_size=settings.server.job_queue_size,
         max_request_size=settings.server.max_request_size,
         max_adapter_size=settings.server.lmi_adapter_max_size,
+        adapter_roots=settings.server.adapter_roots,
         predict_timeout=settings.model.predict_timeout,
         chunked_read_timeout=settings.server.chunked_read_timeout,
         enable_auto_tool_choice=settings.model.enable_auto_tool_choice,

@@ -1,15 +1,17 @@
 """Requests from pages of other sites, and the CORS headers as configured.
 
 Any page can post a form to 127.0.0.1, and a foreign DNS server can map its own name to this machine
-(DNS rebinding). Browsers say where a request comes from (`Sec-Fetch-Site`), which is checked. Other
-clients do not send that header and are not affected. One CORS origin, or `*`, is sent with every
-answer, as in LMI. With several origins, the answer names the one that asks. A page of another site
-gets no header, which its browser takes as a refusal.
+(DNS rebinding). Browsers say where a request comes from (`Sec-Fetch-Site`, else `Origin`), which is
+checked. Other clients send neither and are not affected. One CORS origin, or `*`, is sent with
+every answer, as in LMI. With several origins, the answer names the one that asks. A page of another
+site gets no header, which its browser takes as a refusal.
 """
 
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
+from urllib.parse import urlsplit
 
 from aiohttp import web
 
@@ -18,6 +20,7 @@ from lmi_vllm.errors import CrossSiteError
 PREFLIGHT_SECONDS: Final = "600"  # seconds until a browser asks again, as in vLLM
 _OWN_SITE: Final = ("same-origin", "none")
 _READING: Final = ("GET", "HEAD", "OPTIONS")
+_FORWARDED_HOST: Final = "X-Forwarded-Host"
 _ORIGIN: Final = "Access-Control-Allow-Origin"
 _ASKED_HEADERS: Final = "Access-Control-Request-Headers"
 _ALLOWED_HEADERS: Final = "Access-Control-Allow-Headers"
@@ -70,11 +73,33 @@ def check_same_site(request: web.Request, *, allows_cors: bool) -> None:
     """
     if not allows_cors and request.method not in _READING and is_cross_site(request):
         raise CrossSiteError(
-            "the request comes from another web site (Sec-Fetch-Site: "
-            f"{request.headers['Sec-Fetch-Site']}); cors_allowed_origin allows such sites"
+            f"the request comes from another web site ({_said(request)}); cors_allowed_origin "
+            "allows such sites"
         )
 
 
 def is_cross_site(request: web.Request) -> bool:
-    """Whether a browser says that a page of another site sends this."""
-    return request.headers.get("Sec-Fetch-Site", "none") not in _OWN_SITE
+    """Whether a browser says that a page of another site sends this.
+
+    To an http address that is not loopback browsers send no `Sec-Fetch-Site`, but `Origin`. A proxy
+    may have replaced the host. Pages of other sites cannot send its own header of it unasked.
+    """
+    site, origin = request.headers.get("Sec-Fetch-Site"), request.headers.get("Origin")
+    if site is not None or origin is None:
+        return site is not None and site not in _OWN_SITE
+    hosts = {_host(f"//{request.headers.get(name, '')}") for name in ("Host", _FORWARDED_HOST)}
+    return _host(origin) not in hosts - {""}
+
+
+def _host(url: str) -> str:
+    """Return host and port of a URL, without a default port; empty if it has none."""
+    try:
+        return re.sub(r":(80|443)$", "", urlsplit(url).netloc.rpartition("@")[2].lower())
+    except ValueError:
+        return ""
+
+
+def _said(request: web.Request) -> str:
+    names = ("Sec-Fetch-Site", "Origin")
+    name = next(name for name in names if name in request.headers)
+    return f"{name}: {request.headers[name]:.200}"

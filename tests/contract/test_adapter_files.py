@@ -127,3 +127,20 @@ def test_files_that_were_replaced_since_the_check_are_bounded(folder: Path, tmp_
     os.mkfifo(pipe)
     with pytest.raises(AdapterRefusedError, match="no regular file"):
         _copy_file(pipe, tmp_path / "read", SIZE)
+
+
+def test_files_below_a_root_are_looked_at_again_when_they_are_open(tmp_path: Path) -> None:
+    """Between the check and the copy a folder or a file can be replaced by a link."""
+    root = tmp_path / "root"
+    folder = adapter_files.copy_adapter(root / "a")
+    outside = adapter_files.copy_adapter(tmp_path / "outside")
+    copy_adapter(folder, tmp_path / "copy", LIMIT, SIZE, [root])
+    copy_adapter(outside, tmp_path / "other", LIMIT, SIZE, [root])  # fetched, or of the model
+    (folder / WEIGHTS).unlink()
+    (folder / WEIGHTS).symlink_to(outside / WEIGHTS)
+    with pytest.raises(AdapterRefusedError, match="leads out of the folders of LMI_ADAPTER_ROOTS"):
+        copy_adapter(folder, tmp_path / "copy", LIMIT, SIZE, [root])
+    folder.rename(root / "b")
+    folder.symlink_to(outside)
+    with pytest.raises(AdapterRefusedError, match="leads out of the folders of LMI_ADAPTER_ROOTS"):
+        copy_adapter(folder, tmp_path / "copy", LIMIT, SIZE, [root])

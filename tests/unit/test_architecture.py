@@ -96,6 +96,17 @@ def imported_names(tree: ast.AST) -> Iterator[str]:
             yield str(node.value).replace(":", ".")  # imported by its name as text
 
 
+def test_python_starts_without_the_working_directory() -> None:
+    """An `orjson.py` there ran as the server: every process gets -P or -I."""
+    starts = [
+        (path.name, found[1])
+        for path in PACKAGE.rglob("*.py")
+        for found in re.finditer(r'(?:sys\.executable|\[python),\s*"(-\w+)"', path.read_text())
+    ]
+    assert len(starts) >= 6
+    assert not [start for start in starts if start[1] not in ("-P", "-I", "-ISc")]
+
+
 def touches_environment(tree: ast.AST) -> bool:
     """Whether the file names os.environ or os.getenv."""
     names = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}

@@ -1,9 +1,12 @@
 """The command line as a shell starts it."""
 
+import os
 import subprocess
 import sys
 
 import pytest
+
+from lmi_vllm.cli import main
 
 COMMANDS = {
     "no stdout": ("explain --demo --offline >&-", 0, ""),
@@ -22,3 +25,18 @@ def test_a_closed_stream_swallows_what_is_printed(words: str, code: int, printed
         text=True,
     )
     assert (ended.returncode, ended.stdout, ended.stderr) == (code, printed, "")
+
+
+def test_no_file_is_for_all_users_to_write() -> None:
+    """Whatever the umask: models, code and state that others change would run as this user."""
+    before = os.umask(0)
+    try:
+        with pytest.raises(SystemExit):
+            main(["--version"])
+        assert os.umask(0) == 0o002
+        os.umask(0o077)
+        with pytest.raises(SystemExit):
+            main(["--version"])
+        assert os.umask(0) == 0o077
+    finally:
+        os.umask(before)

@@ -416,3 +416,31 @@ async def test_headers_platform_s_accept_is_of_requests_without_one(
         "/invocations", json=STREAM, headers=headers, skip_auto_headers=skipped
     )
     assert answer.content_type == framing
+
+
+PAGES = {
+    "foreign": ({"Origin": "http://evil.example"}, 403),
+    "foreign, by IP": ({"Origin": "http://192.0.2.1:8080"}, 403),
+    "no origin at all": ({"Origin": "null"}, 403),
+    "another port": ({"Origin": "http://server.example:1"}, 403),
+    "not a URL": ({"Origin": "http://["}, 403),
+    "own": ({"Origin": "http://server.example:8080"}, 200),
+    "behind a proxy": (
+        {"Origin": "https://front.example", "X-Forwarded-Host": "front.example:443"}, 200,
+    ),
+    "own, by its own word": ({"Origin": "http://x", "Sec-Fetch-Site": "same-origin"}, 200),
+    "no browser": ({}, 200),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("headers", "status"), PAGES.values(), ids=PAGES)
+async def test_origin_is_compared_where_a_browser_says_no_more(
+    serve: ServeScripted, headers: dict[str, str], status: int
+) -> None:
+    """To http addresses that are not loopback browsers send no Sec-Fetch-Site."""
+    client = await serve()
+    sent = {"Host": "server.example:8080", **headers}
+    answer = await client.post("/invocations", headers=sent, json={"inputs": "a"})
+    assert answer.status == status
+    if status == 403:
+        assert "cors_allowed_origin allows such sites" in await answer.text()

@@ -23,7 +23,7 @@ import asyncio
 import contextlib
 import shutil
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Final, Protocol
@@ -88,6 +88,7 @@ class EngineAdapters:
     """The adapters of an engine that this process started; `folder` has the private copies.
 
     `limit` is the largest product for each module, `most_bytes` the size of an adapter's files.
+    Files of adapters below one of `roots` lie below them.
     """
 
     def __init__(
@@ -97,11 +98,13 @@ class EngineAdapters:
         folder: PrivateFolder | None = None,
         limit: Limit = any_base,
         most_bytes: int = 0,
+        roots: Sequence[Path] = (),
     ) -> None:
         self.base: LoadedAdapter | None = None
         self.folder = folder
         self._limit = limit
         self._most_bytes = most_bytes
+        self._roots = roots
         self._calls = calls
         self._slots = AdapterSlots(slots)
         self._loaded: dict[int, LoadedAdapter] = {}
@@ -236,7 +239,7 @@ class EngineAdapters:
     async def _load_copy(self, adapter: AdapterRef, private: Path) -> None:
         try:
             source, most = Path(adapter.path), self._most_bytes
-            copying = in_own_thread(copy_adapter, source, private, self._limit, most)
+            copying = in_own_thread(copy_adapter, source, private, self._limit, most, self._roots)
             await asyncio.wait_for(copying, COPY_SECONDS)
         except AdapterRefusedError:
             shutil.rmtree(private, ignore_errors=True)

@@ -80,7 +80,7 @@ class FrontEnd:
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "lmi_vllm.extras.front_ends.process",
+                sys.executable, "-P", "-m", "lmi_vllm.extras.front_ends.process",
                 str(theirs.fileno()), str(os.getpid()),
                 pass_fds=(theirs.fileno(),), stdin=asyncio.subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C is for the first process: it drains

@@ -42,7 +42,7 @@ def main(arguments: list[str] | None = None) -> None:
         words = ["serve", *words]
     if words[0] in (*verbs(), *REFUSED_VERBS, *HELP):
         environ |= compatibility(environ, COMPAT_FOLDER, DRIVER_VERSION)
-        words = [sys.executable, "-m", "lmi_vllm", *words]
+        words = [sys.executable, "-P", "-m", "lmi_vllm", *words]
     exec_command(words, environ)
 
 

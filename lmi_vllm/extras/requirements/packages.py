@@ -95,7 +95,8 @@ async def install_requirements(
     A failure is logged as a warning with pip's last lines: the model may not need the packages.
     """
     is_quiet = not logger.isEnabledFor(logging.DEBUG)
-    command = [python, "-m", "pip", *pip_arguments(requirements, environ, is_quiet=is_quiet)]
+    # -P: modules in the working directory, which is the model's, are not imported by pip.
+    command = [python, "-P", "-m", "pip", *pip_arguments(requirements, environ, is_quiet=is_quiet)]
     logger.info("installing %s", requirements)
     process = await asyncio.create_subprocess_exec(
         *command,

@@ -37,6 +37,10 @@ KNOWN_CONTROLS: Final = (
 PYTHONS: Final = ("/usr/bin/python3", "/opt/djl/vllm_venv/bin/python")
 PICKLE_SUFFIXES: Final = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 TEMPLATE_FILES: Final = ("chat_template.jinja", "chat_template.json")
+# Of a processor, too; all values of the last become the tokenizer's.
+TEMPLATE_CONFIGS: Final = (
+    "tokenizer_config.json", "processor_config.json", "special_tokens_map.json",
+)  # fmt: skip
 TEMPLATE_FOLDER: Final = "additional_chat_templates"
 _OWN_ENTRY_POINTS: Final = "djl_python."
 _FORBIDDEN_NAMES: Final = (("model.py", NO_SCRIPTS), ("requirements.txt", NO_REQUIREMENTS))
@@ -231,12 +235,12 @@ def _untrusted_files(mode: SecureMode, folder: Path) -> Iterator[str]:
 
 
 def _is_template(path: Path) -> bool:
-    """Whether a file is a chat template, or a tokenizer's configuration with one in it."""
+    """Whether a file is a chat template, or a tokenizer's or processor's settings with one."""
     if path.name in TEMPLATE_FILES:
         return True
     if path.parent.name == TEMPLATE_FOLDER and path.suffix == ".jinja":
         return True
-    if path.name != "tokenizer_config.json":
+    if path.name not in TEMPLATE_CONFIGS:
         return False
     try:
         config = json.loads(path.read_bytes())

@@ -7,6 +7,7 @@ import pytest
 
 from lmi_vllm.adapters import source
 from lmi_vllm.adapters.source import AdapterPolicy, AdapterSources, local_adapters
+from lmi_vllm.checks.adapter_config import CONFIG, WEIGHTS
 from lmi_vllm.config.load import load_settings
 from lmi_vllm.errors import AdapterConflictError, AdapterRefusedError
 from lmi_vllm.server.adapter_start import adapter_policy
@@ -180,3 +181,25 @@ def test_local_files_are_bounded_like_fetched_ones(tmp_path: Path) -> None:
     sources = AdapterSources({}, AdapterPolicy(max_bytes=1_000_000))
     with pytest.raises(AdapterRefusedError, match=r"at most 1000000 .*LMI_ADAPTER_MAX_SIZE"):
         sources.resolve(str(folder))
+
+
+@pytest.mark.parametrize("name", [CONFIG, WEIGHTS, "adapter_model.bin", "model.py"])
+def test_roots_confine_the_files_of_an_adapter(adapter: Path, tmp_path: Path, name: str) -> None:
+    """A link inside an allowed folder led to any file of the machine."""
+    inside = copy_adapter(tmp_path / "allowed" / "inside")
+    (inside / name).unlink(missing_ok=True)
+    (inside / name).symlink_to(adapter / name)
+    with pytest.raises(AdapterRefusedError, match="LMI_ADAPTER_ROOTS"):
+        resolve(inside, LMI_ADAPTER_ROOTS=str(tmp_path / "allowed"))
+
+
+def test_links_within_the_roots_are_followed(tmp_path: Path) -> None:
+    """As in the hub's cache; what is returned has none, so that none can be replaced later."""
+    inside = copy_adapter(tmp_path / "allowed" / "inside")
+    (tmp_path / "allowed" / "blob").write_bytes((inside / WEIGHTS).read_bytes())
+    (inside / WEIGHTS).unlink()
+    (inside / WEIGHTS).symlink_to("../blob")
+    (tmp_path / "allowed" / "link").symlink_to(inside)
+    (tmp_path / "roots").symlink_to(tmp_path / "allowed")
+    found = resolve(tmp_path / "roots" / "link", LMI_ADAPTER_ROOTS=str(tmp_path / "roots"))
+    assert Path(found) == inside.resolve()

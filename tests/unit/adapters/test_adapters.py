@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from lmi_vllm.adapters import loads
+from lmi_vllm.adapters import source_threads
 from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.adapters.registry import MAX_FINDS, AdapterRegistry
 from lmi_vllm.errors import (
@@ -196,7 +196,7 @@ async def test_waiting_request_uses_the_load_registered_when_it_resumes() -> Non
 
 async def test_sources_that_hang_hold_up_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads that prompts and grammars need stay free, and each registration is answered."""
-    monkeypatch.setattr(loads, "RESOLVE_SECONDS", 1.0)
+    monkeypatch.setattr(source_threads, "RESOLVE_SECONDS", 1.0)
     come_back = threading.Event()
 
     def resolve(src: str) -> str:
@@ -211,7 +211,7 @@ async def test_sources_that_hang_hold_up_nothing_else(monkeypatch: pytest.Monkey
     try:
         await asyncio.wait_for(asyncio.to_thread(str), 10)
         results = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 10)
-        monkeypatch.setattr(loads, "RESOLVE_SECONDS", 10.0)
+        monkeypatch.setattr(source_threads, "RESOLVE_SECONDS", 10.0)
         await registry.register(Adapter("good", "/good"))
     finally:
         come_back.set()
@@ -223,8 +223,8 @@ async def test_as_many_sources_may_hang_as_threads_are_left_to_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Nothing ends a thread that hangs: where many do, others are refused until they come back."""
-    monkeypatch.setattr(loads, "RESOLVE_SECONDS", 0.2)
-    monkeypatch.setattr(loads, "MAX_HANGING", 8, raising=False)
+    monkeypatch.setattr(source_threads, "RESOLVE_SECONDS", 0.2)
+    monkeypatch.setattr(source_threads, "MAX_HANGING", 8, raising=False)
     come_back, back = threading.Event(), threading.Semaphore(0)
     hanging: list[str] = []
 
@@ -247,7 +247,7 @@ async def test_as_many_sources_may_hang_as_threads_are_left_to_them(
         come_back.set()
     for _ in hanging:
         assert await asyncio.to_thread(back.acquire, timeout=10)
-    monkeypatch.setattr(loads, "RESOLVE_SECONDS", 10.0)
+    monkeypatch.setattr(source_threads, "RESOLVE_SECONDS", 10.0)
     await asyncio.wait_for(registry.register(Adapter("good", "/good")), 10)
 
 
@@ -278,3 +278,42 @@ async def test_adapter_that_is_evicted_before_it_is_held_is_found_again() -> Non
             pass
     assert found[-1:] == ["b"]
     assert len(found) == 2 * MAX_FINDS + 1
+
+
+async def test_store_that_hangs_holds_up_no_other_place() -> None:
+    """40 adapters of a store that does not answer: a local one is registered at once."""
+    come_back = threading.Event()
+
+    def resolve(src: str) -> str:
+        if "slow" in src:
+            come_back.wait(60)
+        return src
+
+    registry = AdapterRegistry(ScriptedEngine(), resolve, is_enabled=True, reserved_names=())
+    hanging = [
+        asyncio.create_task(registry.register(Adapter(f"a{n}", f"s3://slow/{n}")))
+        for n in range(40)
+    ]
+    others = [
+        asyncio.create_task(registry.register(Adapter(f"b{n}", f"s3://slow-{n}/x")))
+        for n in range(20)
+    ]
+    try:
+        await asyncio.sleep(0)
+        for src in ("/local", "file:///local"):
+            await asyncio.wait_for(registry.register(Adapter(f"good{len(src)}", src)), 10)
+        assert not any(task.done() for task in hanging + others)
+    finally:
+        come_back.set()
+    await asyncio.gather(*hanging, *others)
+    await registry.register(Adapter("fast", "s3://fast/x"))
+
+
+@pytest.mark.parametrize(
+    ("src", "place"),
+    [("/a", ""), ("./a/b", ""), ("file:///a", ""), ("a", ""), ("s3://b/c/d", "s3://b"),
+     ("a/b", "hub")],
+)  # fmt: skip
+def test_places_hang_as_a_whole(src: str, place: str) -> None:
+    """A bucket, the hub, and what is local."""
+    assert source_threads.place_of(src) == place

@@ -104,8 +104,17 @@ def test_every_place_of_a_key_counts(tmp_path: Path) -> None:
     file.write_text("third\n\n fourth \n")
     environ = {"LMI_API_KEY": "first", "VLLM_API_KEY": "second", "LMI_API_KEY_FILE": str(file)}
     assert api_keys(load_settings(environ).server) == ("first", "second", "third", "fourth")
-    empty = load_settings({"LMI_API_KEY": "", "VLLM_API_KEY": ""})
-    assert api_keys(empty.server) == ()
+
+
+@pytest.mark.parametrize("text", ["", " ", "\n"])
+@pytest.mark.parametrize(
+    "name", ["LMI_API_KEY", "VLLM_API_KEY", "LMI_API_KEY_FILE", "LMI_ADAPTER_ROOTS"]
+)
+def test_empty_secret_is_an_error(name: str, text: str) -> None:
+    """A deployment that lost its secret opened the server."""
+    (error,) = load_settings({name: text}).errors
+    assert error.startswith(f"{name} is empty")
+    assert not load_settings({}).errors
 
 
 def test_byte_order_mark_is_no_part_of_a_key(tmp_path: Path) -> None:

@@ -177,3 +177,13 @@ def test_a_bar_that_is_sent_elsewhere_stays_there(
     list(bar(range(3), "own", 3, True, elsewhere))
     assert "own: 100%" in elsewhere.getvalue()
     assert not caplog.records
+
+
+def test_text_of_a_client_forges_no_line_of_its_own() -> None:
+    """A name with a line end and ESC looked like a line of the server, or cleared the terminal."""
+    name = "a\n2026-01-01 00:00:00,000 INFO root forged\x1b[2J\u202e\x9b1m\rend\ttab"
+    record = logging.LogRecord("x", logging.INFO, "", 0, "adapter %s", (name,), None)
+    lines = TextFormatter().format(record).split("\n")
+    assert lines[1].startswith("    2026-01-01")
+    assert len(lines) == 2
+    assert lines[1].endswith("forged\\x1b[2J\\u202e\\x9b1m\\rend\ttab")

@@ -23,7 +23,7 @@ def enter(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
     """Run the entry point as a container would."""
     base = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
     return subprocess.run(
-        [sys.executable, "-m", "lmi_vllm.extras.image", *words],
+        [sys.executable, "-P", "-m", "lmi_vllm.extras.image", *words],
         env=base | environ,
         capture_output=True,
         text=True,
@@ -130,7 +130,7 @@ def test_dockerfile_keeps_the_contract(dockerfile: Path) -> None:
     """Exec form, `serve` by default, our own health check, hashes, and the licence."""
     text = dockerfile.read_text()
     entry = json.loads(re.findall(r"^ENTRYPOINT (.*)$", text, re.MULTILINE)[0])
-    assert entry[1:] == ["-m", "lmi_vllm.extras.image"]
+    assert entry[1:] == ["-P", "-m", "lmi_vllm.extras.image"]
     assert re.findall(r"^CMD (.*)$", text, re.MULTILINE) == ['["serve"]']
     assert json.dumps([*entry, "health"]) in text
     assert "--require-hashes" in text

@@ -60,6 +60,14 @@ def test_requirements_are_installed_from_wheels_of_the_model_offline(
     assert after == before, "the model directory is never written to"
 
 
+def test_requirements_modules_of_the_model_are_not_pip_s(model: Path, python: str) -> None:
+    """It works in the model directory, where a `logging.py` was imported in its place."""
+    make_wheel(model / "requirements")
+    for name in ("pip", "logging", "typing"):
+        (model / f"{name}.py").write_text("raise SystemExit(9)")
+    assert install(model, python, DJL_OFFLINE="true") is None
+
+
 def test_requirements_relative_paths_count_from_the_model(tmp_path: Path, python: str) -> None:
     """`./wheels/x.whl` names a file of the model, wherever the server was started."""
     make_wheel(tmp_path / "wheels", "relreq", needs="not-there-anywhere")

@@ -174,6 +174,8 @@ UNTRUSTED = [
     (".hidden/x.Pkl", "", "DISALLOW_PICKLE_FILES"),
     ("a/tokenizer_config.json", TEMPLATED, "DISALLOW_CHAT_TEMPLATE"),
     ("tokenizer_config.json", "not json", "DISALLOW_CHAT_TEMPLATE"),
+    ("processor_config.json", TEMPLATED, "DISALLOW_CHAT_TEMPLATE"),
+    ("special_tokens_map.json", TEMPLATED, "DISALLOW_CHAT_TEMPLATE"),
     ("chat_template.jinja", "", "DISALLOW_CHAT_TEMPLATE"),
     ("chat_template.json", "", "DISALLOW_CHAT_TEMPLATE"),
     ("additional_chat_templates/tools.jinja", "", "DISALLOW_CHAT_TEMPLATE"),
