@@ -4,13 +4,15 @@ import base64
 import http.client
 import json
 import os
+import random
 import shutil
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import pytest
@@ -18,6 +20,7 @@ import pytest
 from integration.client import Answer, call
 from integration.conftest import RunningServer, StartServer, running_server
 from integration.package_copies import NoPackageError, torchvision_copy
+from tests.support.adapter_files import CONFIG, WEIGHTS, write_safetensors
 
 pytestmark = pytest.mark.vllm
 
@@ -27,7 +30,13 @@ option.enforce_eager=true
 option.max_model_len=512
 option.kv_cache_memory_bytes=67108864
 option.limit_mm_per_prompt={"image": 2}
+option.enable_lora=true
+option.max_loras=1
+option.max_cpu_loras=4
 """
+ADAPTERS = ("first", "second")
+# Of the text model in this one; the class has its modules under these names.
+TEXT_MODULES = "base_model.model.model.language_model.layers.{}.self_attn.q_proj.lora_{}.weight"
 
 
 @dataclass(frozen=True)
@@ -55,8 +64,21 @@ def vision(tmp_path_factory: pytest.TempPathFactory) -> VisionModel:
     (published / "torchvision" / "_meta_registrations.py").write_text(broken, encoding="utf-8")
     folder = vision_model(tmp_path_factory.mktemp("vision") / "model")
     (folder / "serving.properties").write_text(PROPERTIES, encoding="utf-8")
+    for seed, name in enumerate(ADAPTERS):
+        text_adapter(folder / "adapters" / name, seed)
     paths = [str(published), os.environ.get("PYTHONPATH", "")]
     return VisionModel(folder, {"PYTHONPATH": os.pathsep.join(filter(None, paths))})
+
+
+def text_adapter(folder: Path, seed: int, names: str = TEXT_MODULES) -> Path:
+    """Write an adapter of the text model, whose modules have these names."""
+    folder.mkdir(parents=True)
+    rng, sides = random.Random(seed), {"A": (8, 128), "B": (128, 8)}
+    shapes = {names.format(layer, side): sides[side] for layer in range(2) for side in sides}
+    write_safetensors(folder / WEIGHTS, shapes, lambda: rng.gauss(0.0, 0.1))
+    config = {"peft_type": "LORA", "r": 8, "lora_alpha": 8, "target_modules": ["q_proj"]}
+    (folder / CONFIG).write_text(json.dumps(config), encoding="utf-8")
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -201,6 +223,60 @@ def test_invalid_or_too_many_images_are_the_client_s_error(
     assert 400 <= many.status < 500, (many.status, many.body)
     assert b"2 image" in many.body
     assert _text(call(server.url, path, _payload(good))) == before
+
+
+LARGE: Final = {"top_k": 2**70, "temperature": 1}  # not greedy: then vLLM drops `top_k`
+OPEN: Final = {"structured_outputs": {"regex": "(" * 40}}
+NEVER_SENT: Final[dict[str, tuple[str, int, dict[str, Any]]]] = {
+    "a number that cannot be sent": ("/v1/chat/completions", 400, LARGE),
+    "two answers": ("/v1/chat/completions", 400, {**LARGE, "n": 2}),
+    "a grammar that is refused": ("/v1/chat/completions", 400, OPEN),
+    "on LMI's route": ("/invocations", 424, OPEN),
+    "counted": ("/v1/messages/count_tokens", 200, {}),
+    "tokenized": ("/tokenize", 200, {}),
+}
+
+
+@pytest.mark.parametrize("name", NEVER_SENT)
+def test_picture_of_a_request_that_was_never_sent_is_sent(server: RunningServer, name: str) -> None:
+    """The next request with it was 500, because vLLM took the picture for the engine's."""
+    url = _data_url(_picture(100 + list(NEVER_SENT).index(name)))
+    path, status, fields = NEVER_SENT[name]
+    payload = _payload(url, **fields)
+    if path == "/v1/messages/count_tokens":
+        payload = {"model": "lmi", **_bridged(url)[path]}
+    refused = call(server.url, path, payload)
+    assert refused.status == status, refused.body
+    answers = [_text(call(server.url, "/v1/chat/completions", _payload(url))) for _ in range(3)]
+    assert len(set(answers)) == 1
+
+
+def test_picture_given_up_while_it_waits_for_an_adapter_is_sent(server: RunningServer) -> None:
+    """One slot, two adapters, and a client that leaves; also while that one still waits."""
+    first, second = ADAPTERS
+    url, chats = _data_url(_picture(200)), "/v1/chat/completions"
+    long = {"max_tokens": 450, "n": 16, "temperature": 1, "model": first}
+    with ThreadPoolExecutor() as threads:
+        running = threads.submit(call, server.url, chats, _payload(_data_url(_picture(1))) | long)
+        while _running(server) < 1:
+            assert not running.done(), running.result()
+        with pytest.raises(TimeoutError):
+            call(server.url, chats, _payload(url, model=second), seconds=0.3)
+        waiting = threads.submit(call, server.url, chats, _payload(url, model=second))
+        base = _text(call(server.url, chats, _payload(url)))
+        assert not running.done(), running.result()
+        assert _text(running.result())
+        assert _text(waiting.result())
+    assert _text(call(server.url, chats, _payload(url))) == base
+
+
+def _running(server: RunningServer) -> float:
+    series = call(server.url, "/metrics").body.decode().splitlines()
+    return sum(
+        float(line.rpartition(" ")[2])
+        for line in series
+        if line.startswith("vllm:num_requests_running{")
+    )
 
 
 @pytest.mark.parametrize(("path", "status"), [("/v1/chat/completions", 400), ("/invocations", 424)])

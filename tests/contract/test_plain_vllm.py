@@ -23,6 +23,7 @@ from PIL import Image
 from lmi_vllm.demo import DEMO_MODEL_DIR
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.engine.vllm import workarounds
+from lmi_vllm.engine.vllm.workarounds import unsent_media
 from lmi_vllm.messages import MediaPolicy
 from tests.contract.conftest import LoopThread, start_demo_engine
 
@@ -248,3 +249,43 @@ def test_plain_vllm_reads_the_names_of_any_object() -> None:
 def test_engine_is_forked_whatever_has_been_imported(run: LoopThread) -> None:
     """As after an engine's death, when the server has imported an operator's code."""
     run(start_demo_engine(run).close())
+
+
+def test_plain_vllm_forgets_a_picture_that_it_never_sent() -> None:
+    """`unsent_media`: what was only read counts as what the engine has."""
+    from vllm.multimodal.cache.lru import LruKeyReplicatedSenderCache
+
+    media = SimpleNamespace(mm_processor_cache_gb=1)
+    model = SimpleNamespace(get_multimodal_config=lambda: media)
+    item = ({"pixels": 1}, [])
+    plain = LruKeyReplicatedSenderCache(model)
+    assert plain.get_and_update_item(item, "x") == item
+    assert plain.is_cached_item("x")
+    assert plain.get_and_update_item(item, "x")[0] is None
+
+    ours = unsent_media.once_sent(LruKeyReplicatedSenderCache)(model)
+    for _ in range(2):
+        assert not ours.is_cached_item("x")
+        assert ours.get_and_update_item(item, "x") == item
+    for sent in ({"mm_hashes": {"image": ["x", None, "never read"]}}, "a text", {}):
+        ours.note_sent(sent)
+    assert ours.is_cached_item("x")
+    assert not ours.is_cached_item("never read")
+    assert ours.get_and_update_item(None, "x")[0] is None
+    ours.invalidate("x")
+    assert not ours.is_cached_item("x")
+
+
+def test_media_that_vllm_has_dropped_are_forgotten() -> None:
+    """What counts as sent does not grow with what was ever sent."""
+    from vllm.multimodal.cache.lru import LruKeyReplicatedSenderCache
+
+    media = SimpleNamespace(mm_processor_cache_gb=1000 / 2**30)  # for a few
+    model = SimpleNamespace(get_multimodal_config=lambda: media)
+    ours = unsent_media.once_sent(LruKeyReplicatedSenderCache)(model)
+    for number in map(str, range(1000)):
+        ours.get_and_update_item(({"pixels": number}, []), number)
+        ours.note_sent({"encoder_prompt": {"mm_hashes": {"image": [number]}}})
+    assert ours.is_cached_item("999")
+    assert not ours.is_cached_item("0")
+    assert 0 < len(ours._cache) < 100 > len(ours._sent)

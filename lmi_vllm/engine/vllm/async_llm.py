@@ -36,7 +36,7 @@ from lmi_vllm.engine.vllm.names import (
     to_lora_request,
 )
 from lmi_vllm.engine.vllm.outputs import EngineOutputs, grammar_check, lane_for
-from lmi_vllm.engine.vllm.workarounds import CPU_WORKER, is_needed
+from lmi_vllm.engine.vllm.workarounds import CPU_WORKER, Scope, apply, is_needed
 from lmi_vllm.engine.vllm.workarounds.not_finite import REASON, is_marked_not_finite
 from lmi_vllm.engine.vllm.workarounds.parsers import check_reasoning
 from lmi_vllm.engine.vllm.workarounds.unsent_requests import UNSENDABLE, fault_of, unsent
@@ -74,13 +74,14 @@ class GuardedAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
         client: dict[str, Any],
         began: Callable[[str], None] | None = None,
     ) -> None:
-        super().__init__(
-            setup.config,
-            Executor.get_class(setup.config),
-            log_stats=not setup.arguments.namespace.disable_log_stats,
-            log_requests=setup.arguments.namespace.enable_log_requests,
-            **client,
-        )
+        with apply(Scope.CLIENT):
+            super().__init__(
+                setup.config,
+                Executor.get_class(setup.config),
+                log_stats=not setup.arguments.namespace.disable_log_stats,
+                log_requests=setup.arguments.namespace.enable_log_requests,
+                **client,
+            )
         self.setup = setup
         self.calls = EngineCalls(self)
         lane = lane_for(setup.profile, self.model_config, self.output_processor.tokenizer)
@@ -131,13 +132,16 @@ class GuardedAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
     async def add_request(
         self, request_id: str, prompt: Any, params: Any, *arguments: Any, **named: Any
     ) -> Any:
-        """As AsyncLLM.add_request; see `workarounds.unsent_requests`."""
+        """As AsyncLLM.add_request; see `workarounds.unsent_requests` and `unsent_media`."""
         if fault := fault_of(request_id, params):
             raise VLLMValidationError(fault)
         try:
-            return await super().add_request(request_id, prompt, params, *arguments, **named)
+            added = await super().add_request(request_id, prompt, params, *arguments, **named)
         except UNSENDABLE as error:
             raise VLLMValidationError(unsent(error, params, named)) from error
+        if (note_sent := getattr(self.renderer.mm_processor_cache, "note_sent", None)) is not None:
+            note_sent(prompt)
+        return added
 
     async def _add_request(self, request: Any, *arguments: Any, **named: Any) -> None:
         """As AsyncLLM._add_request; a failure leaves nothing of this request in vLLM's tables."""

@@ -25,6 +25,7 @@ from lmi_vllm.engine.vllm.workarounds import (
     model_scripts,
     prompt_logprobs,
     tokenizer_files,
+    unsent_media,
 )
 from lmi_vllm.errors import EngineStartError
 
@@ -42,6 +43,7 @@ class Scope(Enum):
     COMPILED_CODE = "in the server on a CPU, before the engine is forked from it"
     WORKER = "in a worker on a CPU"
     LORA_WORKER = "in a worker on a CPU with LoRA"
+    CLIENT = "in the server, while vLLM makes its client of the engine"
     APPLICATION = "in the server, while vLLM makes its HTTP application"
     LENGTH = "in the server, while vLLM makes its configuration"
     TOKENIZERS = "in every process, from before it loads a tokenizer to its end"
@@ -130,6 +132,12 @@ WORKAROUNDS: Final = (
         Scope.COMPILED_CODE,
         "tests/contract/test_plain_vllm.py:test_plain_vllm_reads_the_names_of_any_object",
         adds=True,
+    ),
+    Workaround(
+        "vllm.multimodal.cache.factories:LruKeyReplicatedSenderCache",
+        unsent_media.once_sent,
+        Scope.CLIENT,
+        "tests/contract/test_plain_vllm.py:test_plain_vllm_forgets_a_picture_that_it_never_sent",
     ),
     Workaround(
         "model_hosting_container_standards.sagemaker:bootstrap",
