@@ -9,7 +9,7 @@ from typing import Any, Final, Self
 from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.engine.base import Engine
-from lmi_vllm.errors import PayloadError, StatusTable
+from lmi_vllm.errors import PayloadError, StatusTable, UnknownAdapterError
 from lmi_vllm.hooks import NO_HOOKS, Hooks
 from lmi_vllm.inference.queue import Holdings, RequestQueue
 from lmi_vllm.inference.request.parameters import UnreadNames
@@ -27,6 +27,8 @@ from lmi_vllm.telemetry.records import current_record
 
 ADAPTER_HEADER: Final = "x-amzn-sagemaker-adapter-identifier"
 ADAPTER_ALIAS_HEADER: Final = "x-amzn-sagemaker-adapter-alias"
+NAMES_OF_ADAPTERS: Final = ("adapters", "adapter_id")  # in `parameters`
+ANY_MODEL: Final = ("tgi", "dummy")  # that clients of TGI send as `model`
 _LENGTHS_DIFFER: Final = "Number of adapters is not equal to the number of inputs"
 _TIME_LIMIT: Final = "predict_timeout"
 
@@ -117,7 +119,7 @@ class RequestContext:
             UnknownAdapterError: no adapter of that name; never the base model instead.
             RequestError: one is registered, but cannot be loaded now.
         """
-        fields = payload if isinstance(payload, dict) else {}
+        fields = _with_named(payload, self.runtime.profile) if isinstance(payload, dict) else {}
         adapters = self.runtime.adapters
         names, model = adapter_names(self.call, fields, adapters.__contains__), fields.get("model")
         if _chosen(self.call, fields):
@@ -131,6 +133,19 @@ class RequestContext:
         ):
             check()
         self.adapters = tuple([await self._hold(name) if name else None for name in names])
+
+    def check_model(self, payload: dict[str, Any]) -> None:
+        """Check `model` beside `inputs`, where it may name an adapter.
+
+        Raises:
+            UnknownAdapterError: it is no name of the served model; that would answer instead.
+        """
+        profile, model = self.runtime.profile, payload.get("model")
+        if not profile.enable_lora or not isinstance(model, str) or any(self.adapters):
+            return
+        known = (*profile.served_names, "", *(ANY_MODEL if profile.tgi_compat else ()))
+        if model not in known and not _chosen(self.call, _with_named(payload, profile)):
+            raise UnknownAdapterError(model)
 
     def _base_name(self, model: object) -> str:
         """Return the served model's name if `model` is, or may be, an adapter's."""
@@ -248,6 +263,17 @@ def _may_have_code(name: str | None, adapters: AdapterRegistry) -> bool:
     if not name:
         return False
     return name not in adapters or adapters.describe(name).hooks.are_some
+
+
+def _with_named(payload: dict[str, Any], profile: ServingProfile) -> dict[str, Any]:
+    """Return the payload with the adapter that `parameters` of LMI or TGI name as `adapters`."""
+    parameters = payload.get("parameters")
+    if "adapters" in payload or "inputs" not in payload or not isinstance(parameters, dict):
+        return payload
+    named = (parameters.get(name) for name in NAMES_OF_ADAPTERS)
+    name = next((one for one in named if one is not None), None)
+    is_read = name is not None and (profile.enable_lora or profile.tgi_compat)
+    return {**payload, "adapters": name} if is_read else payload
 
 
 def _differ(adapters: tuple[Adapter | None, ...]) -> bool:

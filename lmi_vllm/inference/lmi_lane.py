@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import PayloadError
-from lmi_vllm.inference.context import RequestContext
+from lmi_vllm.inference.context import NAMES_OF_ADAPTERS, RequestContext
 from lmi_vllm.inference.request.body import EXAMPLE_BODY, check_limits, check_logprobs
 from lmi_vllm.inference.request.parameters import (
     GenerationParameters,
@@ -41,6 +41,8 @@ from lmi_vllm.messages import (
     TgiRoute,
 )
 
+_FIELDS: Final = frozenset({"inputs", "parameters", "stream", "adapters", "model"})
+
 
 @dataclass(frozen=True, slots=True)
 class LmiRequest:
@@ -72,6 +74,8 @@ async def generate(context: RequestContext, payload: Mapping[str, Any]) -> Reply
     runtime, call = context.runtime, context.call
     request = parse_lmi_request(payload, runtime.profile, call.tgi_route)
     runtime.unread_names.warn(request.unread)
+    if more := payload.keys() - _FIELDS:
+        runtime.unread_names.warn(sorted(more), "field beside inputs")
     if request.is_list:
         context.take_slots("inputs", len(request.prompts) * request.candidates.generated)
     check_length(runtime.engine, request)
@@ -209,8 +213,9 @@ def parse_lmi_request(
 
 def _unread(parameters: GenerationParameters, profile: ServingProfile) -> tuple[str, ...]:
     names = [*unread_names(parameters)]
-    if parameters.adapter_id is not None and not profile.tgi_compat:
-        names.append("adapter_id")
+    if not (profile.enable_lora or profile.tgi_compat):
+        given = parameters.given()
+        names += [name for name in NAMES_OF_ADAPTERS if name in given]
     if parameters.priority and not profile.uses_priority:
         names.append("priority")
     return tuple(names)

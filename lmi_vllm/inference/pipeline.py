@@ -15,7 +15,7 @@ from lmi_vllm.inference.openai_lane import ask_openai
 from lmi_vllm.inference.request.body import EXAMPLE_BODY, decode_body
 from lmi_vllm.inference.response.openai_events import FramedEvents, lmi_reply, unchanged_reply
 from lmi_vllm.inference.response.streams import gathered, invocations_dialect
-from lmi_vllm.messages import FRAMINGS, GENERATE, OpenAIReply, Reply, ServingProfile
+from lmi_vllm.messages import FRAMINGS, GENERATE, OpenAIReply, Reply
 
 _SUCCESS = 200
 # Calls that only count or show tokens: they generate nothing for a hook.
@@ -178,6 +178,7 @@ def _choose_lane(context: RequestContext, payload: dict[str, Any]) -> Prepared:
         raise PayloadError(f"this model is for {profile.task}, not for text generation")
     kind = PayloadKind.GENERATION if call.tgi_route and output is None else dispatch(payload)
     if kind is PayloadKind.GENERATION:
+        context.check_model(payload)
         if output is None:
             return Prepared(payload, tokens=context.hooks.tokens)
         lmi_request = parse_lmi_request(payload, profile, call.tgi_route)
@@ -204,11 +205,6 @@ def _decode(context: RequestContext, steps: Sequence[RequestStep]) -> Any:
     Raises:
         PayloadError: see `decode_body`.
     """
-    return _with_adapter_id(_decode_any(context, steps), context.runtime.profile)
-
-
-def _decode_any(context: RequestContext, steps: Sequence[RequestStep]) -> Any:
-    """Return the payload; an input hook or a step may read bodies that are no objects."""
     call, runtime = context.call, context.runtime
     try:
         return decode_body(call.body, call.content_type)
@@ -244,14 +240,3 @@ def dispatch(payload: Mapping[str, Any]) -> PayloadKind:
     raise PayloadError(
         f"Invalid payload: it must contain prompt, inputs, or messages; example: {EXAMPLE_BODY}"
     )
-
-
-def _with_adapter_id(payload: Any, profile: ServingProfile) -> Any:
-    """Return the payload with TGI's `adapter_id` as `adapters`, unless that is set (TGI mode)."""
-    if not profile.tgi_compat or not isinstance(payload, dict):
-        return payload
-    parameters = payload.get("parameters")
-    if "adapters" in payload or not isinstance(parameters, dict):
-        return payload
-    name = parameters.get("adapter_id")
-    return payload if name is None else {**payload, "adapters": name}

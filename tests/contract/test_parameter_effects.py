@@ -360,7 +360,6 @@ def test_priority_changes_no_text(ask: Ask) -> None:
     "parameters",
     [
         {"typical_p": 0.2}, {"watermark": True}, {"early_stopping": True}, {"cached_prompt": "x"},
-        {"adapters": "nobody"}, {"adapter_id": "nobody"},
     ],
     ids=str,
 )  # fmt: skip

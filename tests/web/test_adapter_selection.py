@@ -26,6 +26,17 @@ IDENTIFIER = "X-Amzn-SageMaker-Adapter-Identifier"
         ({"json": {"adapters": "", "model": "c"}}, None),
         ({"params": {"adapter": ""}, "json": {"adapters": "c"}}, None),
         ({"headers": {IDENTIFIER: ""}, "params": {"adapter": "b"}}, None),
+        ({"json": {"parameters": {"adapter_id": "c"}}}, "c"),
+        ({"json": {"parameters": {"adapters": "c", "adapter_id": "b"}}}, "c"),
+        ({"json": {"parameters": {"adapters": ["c"]}, "model": "a"}}, "c"),
+        ({"json": {"parameters": {"adapter_id": "a"}, "adapters": ""}}, None),
+        ({"json": {"parameters": {"adapter_id": None}}}, None),
+        ({"params": {"adapter": "b"}, "json": {"parameters": {"adapter_id": "c"}}}, "b"),
+        ({"json": {"adapters": "", "model": "unknown"}}, None),
+        ({"json": {"adapters": "c", "model": "unknown"}}, "c"),
+        ({"json": {"model": "lmi"}}, None),
+        ({"json": {"model": ""}}, None),
+        ({"json": {"model": None}}, None),
     ],
 )
 async def test_selection_precedence(
@@ -37,6 +48,52 @@ async def test_selection_precedence(
     assert (await call(lora, "POST", "/invocations", json=payload, **options))[0] == 200
     used = engine.jobs[-1].adapter
     assert (used and used.name) == expected
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"model": "unknown"},
+        {"parameters": {"adapter_id": "unknown"}},
+        {"parameters": {"adapters": "unknown"}},
+        {"parameters": {"adapters": ["unknown"]}},
+        {"stream": True, "model": "unknown"},
+    ],
+    ids=str,
+)
+async def test_base_model_answers_for_no_unknown_name(
+    lora: TestClient, engine: ScriptedEngine, body: dict[str, Any]
+) -> None:
+    """Wherever a client names an adapter beside `inputs`."""
+    await register(lora, "a")
+    status, answer = await call(lora, "POST", "/invocations", json={"inputs": "x", **body})
+    assert status == 424
+    assert "The adapter unknown was not found" in str(answer)
+    assert not engine.jobs
+
+
+async def test_list_of_adapters_may_stand_in_parameters(
+    lora: TestClient, engine: ScriptedEngine
+) -> None:
+    """One for each prompt, as beside them."""
+    await register(lora, *"ab")
+    body = {"inputs": ["x", "y", "z"], "parameters": {"adapters": ["b", "", "a"]}}
+    assert (await call(lora, "POST", "/invocations", json=body))[0] == 200
+    used = [job.adapter and job.adapter.name for job in engine.jobs[-3:]]
+    assert used == ["b", None, "a"]
+
+
+async def test_misspelt_field_beside_inputs_is_named_once(
+    lora: TestClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a misspelt parameter is."""
+    for _ in range(2):
+        body = {"inputs": "x", "stream": False, "parameter": {}, "max_new_tokens": 3}
+        assert (await call(lora, "POST", "/invocations", json=body))[0] == 200
+    assert [text for text in caplog.messages if "no effect" in text] == [
+        "request field beside inputs 'max_new_tokens' has no effect",
+        "request field beside inputs 'parameter' has no effect",
+    ]
 
 
 async def test_openai_selection_falls_back_to_model(

@@ -58,16 +58,17 @@ async def test_tgi_adapter_id_selects_below_adapters(
     await check_adapter(await serve(TGI), engine, "/invocations", payload, headers, name)
 
 
-async def test_tgi_adapter_id_is_no_adapter_without_the_mode(
-    serve: ServeScripted, engine: ScriptedEngine, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("name", ["adapter_id", "adapters"])
+async def test_parameters_name_no_adapter_without_lora(
+    serve: ServeScripted, engine: ScriptedEngine, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
-    """Outside TGI mode adapter_id has no effect, and one warning says so."""
-    client = await serve(ServingProfile(model_name="demo", enable_lora=True))
+    """Where there are none the name has no effect, and one warning says so."""
+    client = await serve(ServingProfile(model_name="demo"))
     for _ in range(2):
-        body = {"inputs": "x", "parameters": {"adapter_id": "a"}}
+        body = {"inputs": "x", "parameters": {name: "a"}}
         assert (await client.post("/invocations", json=body)).status == 200
     job: GenerationJob = engine.jobs[-1]
     assert job.adapter is None
-    assert [text for text in caplog.messages if "adapter_id" in text] == [
-        "request parameter 'adapter_id' has no effect"
+    assert [text for text in caplog.messages if "no effect" in text] == [
+        f"request parameter '{name}' has no effect"
     ]

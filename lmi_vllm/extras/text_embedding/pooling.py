@@ -8,6 +8,7 @@ from typing import Any, Final
 import orjson
 
 from lmi_vllm.errors import PayloadError
+from lmi_vllm.inference.context import NAMES_OF_ADAPTERS
 from lmi_vllm.inference.request.parameters import UnreadNames
 from lmi_vllm.inference.response.openai_events import lmi_reply
 from lmi_vllm.messages import POOLING_KINDS, OpenAIReply, Reply, ServingProfile
@@ -112,7 +113,7 @@ def pooling_parameters(given: object, unread: UnreadNames) -> dict[str, Any]:
         return {}
     if not isinstance(given, dict):
         raise PayloadError("parameters: expected an object")
-    unread.warn(given.keys() - _PARAMETERS.keys())
+    unread.warn(given.keys() - _PARAMETERS.keys() - {*NAMES_OF_ADAPTERS})
     fields: dict[str, Any] = {}
     for name, (field, kind) in _PARAMETERS.items():
         if name not in given:

@@ -4,6 +4,7 @@ Only this module and the settings sources use pydantic: a request's parameters a
 then turned into frozen types.
 """
 
+import contextlib
 import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,39 +30,33 @@ INT64_MAX: Final = (1 << 63) - 1  # limits of the engine's messages and torch's 
 
 
 def _whole(value: object) -> object:
-    """Accept 30.0 as 30, since some JSON writers have no integers; true is not a number."""
+    """Accept 30.0 and "30" as 30: some writers have no integers, some no numbers."""
     if isinstance(value, bool):
         raise ValueError("expected a whole number, not true or false")
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
     if isinstance(value, str):
-        raise ValueError("expected a number, not text")
-    return value
+        with contextlib.suppress(ValueError):
+            return int(value)
+    value = _number(value)
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _number(value: object) -> object:
-    if isinstance(value, (bool, str)):
+    """Accept "0.5" as 0.5, as LMI and vLLM do; true is not a number."""
+    if isinstance(value, bool):
         raise ValueError("expected a number")
-    return value
-
-
-def _seed(value: object) -> object:
-    """A seed may also be a numeric string (documented)."""
-    if isinstance(value, str):
-        try:
-            return int(value)
-        except ValueError:
-            raise ValueError("expected a whole number or its text") from None
-    return _whole(value)
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        raise ValueError("expected a number") from None
 
 
 def _strings(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
-Whole = Annotated[int, BeforeValidator(_whole)]
+Whole = Annotated[int, BeforeValidator(_whole, json_schema_input_type=int | str)]
 TokenId = Annotated[int, BeforeValidator(_whole), Field(ge=0, le=INT32_MAX)]
-Number = Annotated[float, BeforeValidator(_number)]
+Number = Annotated[float, BeforeValidator(_number, json_schema_input_type=float | str)]
 Strings = Annotated[list[str], BeforeValidator(_strings, json_schema_input_type=list[str] | str)]
 
 
@@ -83,9 +78,7 @@ class GenerationParameters(BaseModel):
     repetition_penalty: Number | None = Field(None, gt=0.0, le=2.0)
     presence_penalty: Number | None = Field(None, ge=-2.0, le=2.0)
     frequency_penalty: Number | None = Field(None, ge=-2.0, le=2.0)
-    seed: Annotated[int, BeforeValidator(_seed, json_schema_input_type=int | str)] | None = Field(
-        None, ge=-INT64_MAX - 1, le=INT64_MAX
-    )
+    seed: Whole | None = Field(None, ge=-INT64_MAX - 1, le=INT64_MAX)
     stop_sequences: Strings | None = None
     stop: Strings | None = None
     stop_token_ids: list[TokenId] | None = None
@@ -123,6 +116,7 @@ class GenerationParameters(BaseModel):
     watermark: Any = None
     early_stopping: Any = None
     cached_prompt: Any = None
+    # The adapter, where `adapters` beside them does not name it.
     adapters: Any = None
     adapter_id: str | None = None
 
@@ -145,7 +139,6 @@ WITHOUT_EFFECT: Final = (
     "watermark",
     "early_stopping",
     "cached_prompt",
-    "adapters",  # it belongs beside `parameters`
 )
 
 
@@ -194,12 +187,12 @@ class UnreadNames:
     most: int = 1000
     _seen: set[str] = field(default_factory=set)
 
-    def warn(self, names: Iterable[str]) -> None:
+    def warn(self, names: Iterable[str], kind: str = "parameter") -> None:
         """Log one warning for each name that is new."""
         for name in names:
-            if len(self._seen) >= self.most or name in self._seen:
+            if len(self._seen) >= self.most or (key := f"{kind} {name}") in self._seen:
                 continue
-            self._seen.add(name)
-            logger.warning("request parameter %.80r has no effect", name)  # a client's text
+            self._seen.add(key)
+            logger.warning("request %s %.80r has no effect", kind, name)  # a client's text
             if len(self._seen) == self.most:
                 logger.warning("no further request parameters without effect are named")

@@ -102,7 +102,17 @@ MAPPING: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {},
     ),
     "unknown": ({"nonsense": 1}, {}),
-}
+    "numbers as text": (
+        {
+            "max_new_tokens": "3", "min_new_tokens": " 2 ", "temperature": "0.5", "top_k": "7.0",
+            "top_p": "1e-1", "stop_token_ids": ["1"], "logit_bias": {"5": "-1.5"},
+        },
+        {
+            "max_tokens": 3, "min_tokens": 2, "temperature": 0.5, "top_k": 7, "top_p": 0.1,
+            "stop_token_ids": [1], "logit_bias": {5: -1.5},
+        },
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("given", "added"), MAPPING.values(), ids=MAPPING)
@@ -149,7 +159,13 @@ def test_parameters_top_k_off_in_both_spellings(given: int) -> None:
 # Parameter and value -> refused, with the parameter's name in the text.
 REFUSED: dict[str, dict[str, Any]] = {
     "max_new_tokens zero": {"max_new_tokens": 0},
-    "max_new_tokens text": {"max_new_tokens": "5"},
+    "max_new_tokens word": {"max_new_tokens": "five"},
+    "max_new_tokens empty text": {"max_new_tokens": ""},
+    "max_new_tokens text of a fraction": {"max_new_tokens": "1.5"},
+    "temperature word": {"temperature": "hot"},
+    "temperature text that is not a number": {"temperature": "nan"},
+    "temperature text that is infinite": {"temperature": "inf"},
+    "top_p text above one": {"top_p": "1.1"},
     "max_new_tokens bool": {"max_new_tokens": True},
     "max_new_tokens fraction": {"max_new_tokens": 1.5},
     "max_new_tokens list": {"max_new_tokens": [1]},
@@ -159,7 +175,6 @@ REFUSED: dict[str, dict[str, Any]] = {
     "do_sample number": {"do_sample": 1},
     "do_sample text": {"do_sample": "true"},
     "temperature negative": {"temperature": -0.1},
-    "temperature text": {"temperature": "0.5"},
     "temperature bool": {"temperature": True},
     "temperature infinite": {"temperature": float("inf")},
     "temperature not a number": {"temperature": float("nan")},
@@ -186,7 +201,6 @@ REFUSED: dict[str, dict[str, Any]] = {
     "stop_sequences list of numbers": {"stop_sequences": [1]},
     "stop_sequences empty text": {"stop_sequences": [""]},
     "stop object": {"stop": {}},
-    "stop_token_ids text": {"stop_token_ids": ["1"]},
     "stop_token_ids no list": {"stop_token_ids": 1},
     "stop_token_ids negative": {"stop_token_ids": [-1]},
     "stop_token_ids huge": {"stop_token_ids": [2**31]},
@@ -204,7 +218,6 @@ REFUSED: dict[str, dict[str, Any]] = {
     "length_penalty text": {"length_penalty": "long"},
     "length_penalty huge": {"length_penalty": 1e300},
     "top_n_tokens negative": {"top_n_tokens": -1},
-    "logprobs text": {"logprobs": "5"},
     "stream text": {"stream": "true"},
     "logit_bias list": {"logit_bias": [1]},
     "logit_bias word as key": {"logit_bias": {"x": 1}},
@@ -301,9 +314,9 @@ def test_parameters_without_effect_are_warned_of_once(caplog: pytest.LogCaptureF
     names = UnreadNames(most=3)
     for _ in range(2):
         names.warn(["a", "b", "a"])
-    assert [record.args[0] for record in caplog.records if record.args] == ["a", "b"]
+    assert [record.args[-1] for record in caplog.records if record.args] == ["a", "b"]
     names.warn(["c", "d", "e"])
-    assert [record.args[0] for record in caplog.records if record.args] == ["a", "b", "c"]
+    assert [record.args[-1] for record in caplog.records if record.args] == ["a", "b", "c"]
     assert "no further" in caplog.messages[-1]
 
 
