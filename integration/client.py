@@ -101,10 +101,10 @@ def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
     return True
 
 
-def running_requests(url: str) -> int:
+def running_requests(url: str, headers: Mapping[str, str] | None = None) -> int:
     """Return how many requests vLLM's scheduler holds, running and waiting."""
     names = ("vllm:num_requests_running{", "vllm:num_requests_waiting{")
-    text = call(url, "/metrics").body.decode()
+    text = call(url, "/metrics", headers=headers).body.decode()
     return sum(
         int(float(line.rsplit(" ", 1)[1])) for line in text.splitlines() if line.startswith(names)
     )

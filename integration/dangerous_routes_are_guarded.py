@@ -5,6 +5,7 @@ And what a user puts around vLLM's application (`--middleware`), which the same 
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Final
 
 import pytest
 
-from integration.client import Answer, call
+from integration.client import Answer, call, running_requests, wait_until
 from integration.conftest import RunningServer, start_server
 from tests.support.vllm_routes import script
 
@@ -162,6 +163,41 @@ def test_engine_that_sleeps_refuses_by_name(guarded: Guarded, rest: str, wake: s
     assert call(guarded.inference, "/ping").status == 200
     assert call(guarded.inference, "/ready").status == 200
     assert call(guarded.inference, "/v1/completions", PROMPT, headers=KEY).status == 200
+
+
+def _long(path: str, *, stream: bool) -> dict[str, object]:
+    """Return a request that would run for minutes."""
+    long = {"model": "lmi", "max_tokens": 1900, "ignore_eos": True, "stream": stream}
+    if path == "/invocations":
+        parameters = {"max_new_tokens": 1900, "ignore_eos_token": True}
+        return {"inputs": "Once upon a time", "parameters": parameters, "stream": stream}
+    if path == "/v1/responses":
+        return {**long, "input": "Once upon a time", "max_output_tokens": 1900, "max_tokens": None}
+    if path == "/v1/completions":
+        return {**long, "prompt": "Once upon a time"}
+    return {**long, "messages": [{"role": "user", "content": "Once upon a time"}]}
+
+
+def test_requests_that_a_pause_ends_are_not_taken_for_complete(guarded: Guarded) -> None:
+    """A 500, or an error as a stream's last row, on every route that generates."""
+    paths = ("/invocations", "/v1/completions", "/v1/chat/completions", "/v1/responses")
+    asked = [(path, stream) for path in paths for stream in (False, True)]
+    with ThreadPoolExecutor(len(asked)) as pool:
+        running = [
+            pool.submit(
+                call, guarded.inference, path, _long(path, stream=stream), headers=KEY, seconds=60
+            )
+            for path, stream in asked
+        ]
+        assert wait_until(lambda: running_requests(guarded.inference, KEY) == len(asked), 20)
+        assert guarded.act("/pause").status == 200
+        answers = [each.result() for each in running]
+        assert guarded.act("/resume").status == 200
+    for (path, stream), answer in zip(asked, answers, strict=True):
+        assert answer.status == (200 if stream else 500), (path, answer.body[-300:])
+        assert b"the engine ended this request" in answer.body, (path, stream, answer.body[-300:])
+        assert b'"abort"' not in answer.body, (path, stream)
+        assert b'"response.completed"' not in answer.body
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/tokenize"])

@@ -6,6 +6,7 @@ No two modules import the same name, so that a release that moves one changes on
 import asyncio
 import contextlib
 from collections.abc import Iterator
+from http import HTTPStatus
 
 import vllm.envs as vllm_settings
 from vllm.connections import HTTPConnection
@@ -22,7 +23,7 @@ from vllm.sampling_params import (
     SamplingParams,
     StructuredOutputsParams,
 )
-from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.engine.detokenizer import FastIncrementalDetokenizer
 from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 from vllm.v1.engine.output_processor import OutputProcessor, OutputProcessorOutput
@@ -45,6 +46,7 @@ __all__ = [
     "EngineCoreOutput",
     "EngineCoreOutputs",
     "FastIncrementalDetokenizer",
+    "FinishReason",
     "GracefulHTTPError",
     "HTTPConnection",
     "LoRARequest",
@@ -85,7 +87,9 @@ def our_errors() -> Iterator[None]:
     except VLLMClientError as error:
         raise PayloadError(str(error)) from error
     except GracefulHTTPError as error:
-        raise OverloadError("lmi") from error
+        if error.http_status == HTTPStatus.SERVICE_UNAVAILABLE:
+            raise OverloadError("lmi") from error
+        raise EngineFailureError(str(error)) from error
     except (ValueError, TypeError, OverflowError) as error:
         raise PayloadError(str(error)) from error
     except (LmiError, asyncio.CancelledError, GeneratorExit):

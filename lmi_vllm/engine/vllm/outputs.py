@@ -19,6 +19,7 @@ from lmi_vllm.engine.vllm.names import (
     OutputProcessorOutput,
     RequestOutputKind,
 )
+from lmi_vllm.engine.vllm.workarounds.aborted_requests import without_aborted
 from lmi_vllm.engine.vllm.workarounds.prompt_ends import begin_after
 from lmi_vllm.extension import extension
 from lmi_vllm.messages import GenerationJob, OpenAICall, ServingProfile
@@ -166,6 +167,7 @@ class EngineOutputs(OutputProcessor):  # type: ignore[misc,unused-ignore]
         for output in left:
             if output.num_nans_in_logits and (state := self.request_states.get(output.request_id)):
                 self.not_finite += count_not_finite(state.lora_name)
+        left = without_aborted(self, left)
         made = super().process_outputs(left, engine_core_timestamp, iteration_stats, **named)
         if self.lane is not None:
             self.lane.after_vllm(left, time, self.request_states)

@@ -22,6 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, TypeVar
 
+from lmi_vllm.engine.vllm.signals import block_ending_signals, heed_only_the_parent
 from lmi_vllm.engine.vllm.workarounds import Scope, apply_to_the_end
 from lmi_vllm.engine.vllm.workarounds.not_finite import is_expected
 from lmi_vllm.extension import extras
@@ -57,7 +58,7 @@ def new_engine_thread() -> ThreadPoolExecutor:
 
     It must live as long as the server: the kernel ends the engine with the thread that forked it.
     """
-    return ThreadPoolExecutor(1, ENGINE_THREAD_NAME)
+    return ThreadPoolExecutor(1, ENGINE_THREAD_NAME, initializer=block_ending_signals)
 
 
 def in_own_thread(call: Callable[..., T], *arguments: object) -> asyncio.Future[T]:
@@ -175,6 +176,7 @@ def adopt_forked_engines() -> None:
         with contextlib.suppress(ValueError):
             signal.set_wakeup_fd(-1)  # shared with the server's event loop
         close_internet_sockets()
+        heed_only_the_parent()
 
     os.register_at_fork(before=remember_parent, after_in_child=prepare_child)
 
@@ -220,5 +222,7 @@ def register_plugin() -> None:
     keep_bars_out_of_the_log()
     with contextlib.suppress(PermissionError):  # already a group or session leader
         os.setpgrp()
+    with contextlib.suppress(ValueError):  # not in the main thread
+        heed_only_the_parent()
     if error_file := os.environ.get(ERROR_FILE_VARIABLE):
         watch_root_causes(error_file)

@@ -33,6 +33,7 @@ from lmi_vllm.engine.vllm.processes import (
     read_root_cause,
     watch_root_causes,
 )
+from lmi_vllm.engine.vllm.signals import block_ending_signals
 from lmi_vllm.engine.vllm.start_method import why_spawned
 from lmi_vllm.engine.vllm.workarounds import Scope
 from lmi_vllm.engine.vllm.workarounds.not_finite import NOT_FINITE_COUNT
@@ -188,6 +189,7 @@ def _choose_start_method(arguments: EngineArguments, *, is_cpu: bool) -> None:
     elif reason:
         logger.info("the engine's process is spawned and imports vLLM again: %s", reason)
     os.environ[START_METHOD] = method
+    block_ending_signals(will_spawn=method != "fork")
     adopt_forked_engines()
 
 

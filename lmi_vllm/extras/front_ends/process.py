@@ -217,7 +217,8 @@ def main() -> None:
     """Run as a child process; the arguments are the socket's descriptor and the parent's pid."""
     descriptor, parent = map(int, sys.argv[1:3])
     end_with_parent(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM):  # the first process drains, then ends this one
+        signal.signal(number, signal.SIG_IGN)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(descriptor))
         logging.shutdown()

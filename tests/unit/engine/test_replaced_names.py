@@ -106,6 +106,7 @@ FIELDS_SET: Final = {
         "runner.intermediate_tensors",
         "worker.distributed_init_method",
     },
+    "signals.py": {"resource_tracker._IGNORED_SIGNALS"},
     "token_lane/sequences.py": {
         "state.logprobs_processor.cumulative_logprob",
         "state.logprobs_processor.logprobs",
@@ -158,6 +159,7 @@ PRIVATE_READ: Final = {
     "token_lane/decoding.py": {"detokenizer._last_output_text_offset"},
     "grammar_trials/engine.py": {"outputs._backend"},
     "grammar_trials/guard.py": {"outputs._backend"},
+    "signals.py": {"resource_tracker._IGNORED_SIGNALS"},  # Python's
     "workarounds/ignored_modules.py": {"worker.model_runner.lora_manager._adapter_manager"},
     "workarounds/prompt_logprobs.py": {
         "runner.lora_manager._adapter_manager",

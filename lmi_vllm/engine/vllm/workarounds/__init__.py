@@ -170,6 +170,9 @@ class Elsewhere:
 
 
 ELSEWHERE: Final = {
+    "aborted_requests": Elsewhere(
+        "outputs.py", "test_plain_vllm_takes_a_paused_request_for_complete"
+    ),
     "adapter_slots": Elsewhere("adapters.py", "test_all_slots_pinned_refuses_the_next_adapter"),
     "companions": Elsewhere("factory.py", "test_companions_are_checked_only_with_a_cpu_torch"),
     "cpu_worker": Elsewhere("workarounds/__init__.py", "test_two_ranks_answer_as_one"),

@@ -20,12 +20,16 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.engine import FinishReason
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.request import RequestStatus
 
 from lmi_vllm.engine.vllm.engine_calls import requested_name
-from lmi_vllm.engine.vllm.names import EngineCoreOutput, EngineCoreOutputs, current_platform
+from lmi_vllm.engine.vllm.names import (
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    FinishReason,
+    current_platform,
+)
 from lmi_vllm.engine.vllm.workarounds import CPU_WORKER, joined_class
 from lmi_vllm.engine.vllm.workarounds.not_finite import REASON, mark_not_finite
 from lmi_vllm.extension import extension
