@@ -74,3 +74,18 @@ def from_http_exception(error: web.HTTPException, limit_bytes: int) -> LmiError:
             f"The request body is larger than max_request_size ({limit_bytes} bytes)"
         )
     return BadParameterError(error.reason or "The request cannot be read.")
+
+
+def forget_frames(error: BaseException) -> None:
+    """Drop the frames that an answered error and what led to it hold: the request's body is there.
+
+    A frame that keeps its own error is a cycle, which the rare collections would free much later.
+    """
+    pending, seen = [error], set()
+    while pending:
+        each = pending.pop()
+        seen.add(id(each))
+        each.__traceback__ = None
+        found = [each.__cause__, each.__context__]
+        found += each.exceptions if isinstance(each, BaseExceptionGroup) else ()
+        pending += [one for one in found if one is not None and id(one) not in seen]

@@ -150,8 +150,9 @@ async def read_body(request: web.Request) -> bytes:
         HTTPRequestEntityTooLarge: it is larger than `max_request_size`, as it came or unpacked.
         PayloadError: it does not unpack, is cut, or is packed in a way that is not supported.
     """
+    limit = request.app[OPTIONS].max_request_size
     try:
-        body = await request.read()
+        body = await _received(request, limit)
     except web.RequestPayloadError as error:
         raise PayloadError(UNREADABLE_BODY) from error
     coding = request.headers.get("Content-Encoding", "").strip().lower()
@@ -162,9 +163,20 @@ async def read_body(request: web.Request) -> bytes:
     is_bare = coding == "deflate" and body[0] & 0xF != _ZLIB_METHOD  # sent in place of zlib's form
     bits = -zlib.MAX_WBITS if is_bare else _WINDOW_BITS[coding]
     try:
-        return await _unpacked(body, bits, request.app[OPTIONS].max_request_size)
+        return await _unpacked(body, bits, limit)
     except zlib.error as error:
         raise PayloadError(UNREADABLE_BODY) from error
+
+
+async def _received(request: web.Request, limit: int) -> bytes:
+    """Return the body as it came; aiohttp's `read` would keep it as long as the connection."""
+    pieces, size = [], 0
+    while piece := await request.content.readany():
+        pieces.append(piece)
+        size += len(piece)
+        if limit and size > limit:
+            raise web.HTTPRequestEntityTooLarge(limit, size)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
 async def _unpacked(body: bytes, bits: int, limit: int) -> bytes:

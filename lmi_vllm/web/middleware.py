@@ -33,7 +33,7 @@ from lmi_vllm.web.cross_site import (
     preflight_answer,
 )
 from lmi_vllm.web.engine_routes import engine_route
-from lmi_vllm.web.errors import error_response, from_http_exception
+from lmi_vllm.web.errors import error_response, forget_frames, from_http_exception
 from lmi_vllm.web.inference_routes import UNREADABLE_BODY
 from lmi_vllm.web.request import (
     BEGUN,
@@ -114,6 +114,7 @@ async def _forwarded(
         check_expectation(request)
         return await proxy.answer(request)
     except LmiError as error:
+        forget_frames(error)
         return error_answer(request, error)
     finally:
         _ended(request, timer)
@@ -141,8 +142,10 @@ async def _answer(
         _check_headers(request, options)
         return await handler(request)
     except web.HTTPException as error:
+        forget_frames(error)
         return _refusal(request, from_http_exception(error, options.max_request_size), options)
     except (LmiError, web.RequestPayloadError) as error:
+        forget_frames(error)
         known = error if isinstance(error, LmiError) else PayloadError(UNREADABLE_BODY)
         return _refusal(request, known, options)
     except Exception as error:
@@ -150,6 +153,7 @@ async def _answer(
         is_gone = BEGUN in request and isinstance(error, ConnectionError)  # while we wrote
         if not is_gone:
             logger.exception("request %s failed", request[REQUEST_ID])
+        forget_frames(error)
         if BEGUN in request:
             return _begun_answer(request, is_whole=is_gone)
         request.app[SERVICE].lifecycle.note_failure(LmiError().fault)
