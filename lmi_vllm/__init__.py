@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from lmi_vllm._version import __version__
 
 if TYPE_CHECKING:
-    from lmi_vllm.config.load import load_settings
+    from lmi_vllm.assembly import load_settings
     from lmi_vllm.config.settings import Settings
     from lmi_vllm.engine.base import Engine
     from lmi_vllm.errors import LmiError
@@ -43,7 +43,7 @@ _HOMES: Final = MappingProxyType(
         "Settings": "lmi_vllm.config.settings",
         "WebOptions": "lmi_vllm.web.app",
         "create_app": "lmi_vllm.web.app",
-        "load_settings": "lmi_vllm.config.load",
+        "load_settings": "lmi_vllm.assembly",
     }
 )
 

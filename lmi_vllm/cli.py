@@ -1,21 +1,22 @@
 """The command line: finds the verb, passes it the environment, turns its result into an exit code.
 
-A verb is imported when it is chosen, so `explain` and `--help` load neither aiohttp nor vLLM. Verbs
-of extras come after the core's.
+A verb is imported when it is chosen, so `explain` and `--help` load neither aiohttp nor vLLM.
 """
 
 import argparse
-import functools
 import importlib
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from lmi_vllm._version import __version__
 from lmi_vllm.errors import LmiError
-from lmi_vllm.extension import Verb, extensions, extras
+
+if TYPE_CHECKING:
+    from lmi_vllm.translate.configuration import Configuration
 
 EXIT_FAILURE: Final = 1
 EXIT_INTERRUPTED: Final = 130
@@ -23,10 +24,33 @@ _NOT_FOR_ALL: Final = 0o002  # other users of the machine write none of our file
 _STDOUT: Final = 1
 _STDERR: Final = 2
 
-_SUMMARIES: Final[Mapping[str, str]] = MappingProxyType(
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """One verb; its module has `add_arguments` and `run`."""
+
+    summary: str
+    module: str
+
+
+VERBS: Final[Mapping[str, Verb]] = MappingProxyType(
     {
-        "serve": "start the server",
-        "explain": "show every option, where its value came from and what it becomes",
+        "serve": Verb("start the server", "lmi_vllm.commands.serve"),
+        "explain": Verb(
+            "show every option, where its value came from and what it becomes",
+            "lmi_vllm.commands.explain",
+        ),
+        "bench": Verb(
+            "put load on an endpoint and report the figures", "lmi_vllm.extras.bench.command"
+        ),
+        "fetch": Verb("download a model", "lmi_vllm.extras.fetch.command"),
+        "migrate": Verb(
+            "turn an LMI, TGI or vllm serve configuration into ours",
+            "lmi_vllm.extras.migrate.command",
+        ),
+        "validate": Verb(
+            "explain, and check the settings against the model", "lmi_vllm.extras.validate.command"
+        ),
     }
 )
 REFUSED_VERBS: Final[Mapping[str, str]] = MappingProxyType(
@@ -35,17 +59,6 @@ REFUSED_VERBS: Final[Mapping[str, str]] = MappingProxyType(
         "train": "training is not supported; this is an inference server",
     }
 )
-
-
-@functools.cache
-def verbs() -> Mapping[str, Verb]:
-    """Return every verb by name."""
-    verbs_by_name = {
-        name: Verb(summary, f"lmi_vllm.commands.{name}") for name, summary in _SUMMARIES.items()
-    }
-    for extra in extras().values():
-        verbs_by_name |= extra.verbs
-    return MappingProxyType(verbs_by_name)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -58,9 +71,9 @@ def main(arguments: list[str] | None = None) -> None:
     if words and words[0] == "serve":
         _set_variables()
     parsed = _parse(words)
-    run = importlib.import_module(verbs()[parsed.verb].module).run
+    run = importlib.import_module(VERBS[parsed.verb].module).run
     try:
-        code = run(parsed, MappingProxyType(dict(os.environ)))
+        code = run(parsed, MappingProxyType(dict(os.environ)), _configuration())
     except LmiError as error:
         fail(error.text)
     except KeyboardInterrupt:
@@ -85,19 +98,27 @@ def _parse(words: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="lmi-vllm", description="LMI-compatible server on vLLM.")
     parser.add_argument("--version", action="version", version=f"lmi-vllm {__version__}")
     named = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    chosen = next((word for word in words if word in verbs()), None)
-    for name, verb in verbs().items():
+    chosen = next((word for word in words if word in VERBS), None)
+    for name, verb in VERBS.items():
         summary = verb.summary
         own = named.add_parser(name, help=summary, description=summary.capitalize() + ".")
         if name == chosen:
-            importlib.import_module(verb.module).add_arguments(own)
+            importlib.import_module(verb.module).add_arguments(own, _configuration())
     return parser.parse_args(words)
 
 
+def _configuration() -> "Configuration":
+    """Return what verbs read settings with; imported late, for `--help` to be fast."""
+    from lmi_vllm.assembly import configuration
+
+    return configuration()
+
+
 def _set_variables() -> None:
-    """Set environment variables of extras before a library is imported that reads them."""
-    for variables in extensions(lambda extra: extra.serve_variables):
-        os.environ.update(variables(os.environ))
+    """Set environment variables of features before a library is imported that reads them."""
+    from lmi_vllm.assembly import variables_to_serve
+
+    os.environ.update(variables_to_serve(os.environ))
 
 
 def fail(text: str) -> NoReturn:

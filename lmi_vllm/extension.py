@@ -15,14 +15,12 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import Sequence
     from concurrent.futures import ThreadPoolExecutor
     from pathlib import Path
 
-    from lmi_vllm.checks.secure_mode import AdapterCheck, StartCheck
     from lmi_vllm.commands.serve import RunMode
-    from lmi_vllm.config.settings import ExtraSettings, Settings
+    from lmi_vllm.config.settings import Settings
     from lmi_vllm.engine.base import CheckGrammar, EngineGrammars
     from lmi_vllm.engine.factory import EngineFactory
     from lmi_vllm.engine.vllm.outputs import TokenLane
@@ -32,23 +30,19 @@ if TYPE_CHECKING:
     from lmi_vllm.server.model_files import AdditionalDownload, MakePackages, StartVariables
     from lmi_vllm.server.model_manager import WithoutModel
     from lmi_vllm.server.plan import AroundStart, PlannedStart, PlanVariables
-    from lmi_vllm.sources.base import Extract, Repositories, Store
-    from lmi_vllm.translate.draft import ExplainedNote, ExplainedRows, Rule
     from lmi_vllm.web.request import PathPrefix, RouteGroup
 
 T = TypeVar("T")
 _PACKAGE: Final = "lmi_vllm.extras"
-# Every extra. What comes first is asked first: its translation rules, request steps and routes are
-# before those of others. Its lifespan begins first and ends last.
+# Extras of the serve side. What comes first is asked first: its routes and request steps are before
+# those of others. Its lifespan begins first and ends last.
 ORDER: Final = (
-    # Where models and adapters come from, and what is done to their files.
-    "hub", "object_stores", "archives", "requirements", "pickled_adapters", "custom_code",
+    # Files of models and adapters.
+    "requirements", "pickled_adapters", "custom_code", "speculation", "lmcache",
     # What may refuse a start or a request.
-    "secure_mode", "free_memory", "tls", "grammar_trials", "media_urls",
-    # The meaning of settings: names of other servers come before what they may stand for.
-    "retired_options", "speculation", "lmcache", "nodes", "guide_defaults",
-    # Engines, and models that vLLM lacks: an architecture is mapped before an engine is chosen.
-    "legacy_models", "seq2seq", "scripted", "token_lane", "compile_cache", "front_ends",
+    "free_memory", "grammar_trials", "media_urls",
+    # Engines and processes.
+    "legacy_models", "seq2seq", "scripted", "token_lane", "compile_cache", "front_ends", "nodes",
     # Adapters: a name is looked for in the store before it is shared with other replicas.
     "adapter_store", "adapters_state", "vllm_adapters", "lora_series",
     # Requests: one with a deferred answer has a session like any other; texts are embedded last.
@@ -57,8 +51,6 @@ ORDER: Final = (
     "root_path", "management", "kserve", "tgi", "api_docs", "console",
     # What watches and reports; traces are sent off once sessions have been copied.
     "error_rates", "watchdogs", "exporters", "load_reports", "start_summary", "traces",
-    # Verbs, in the order of `--help`.
-    "validate", "fetch", "migrate", "bench", "image",
 )  # fmt: skip
 
 
@@ -76,38 +68,9 @@ class Lazy(Generic[T]):
 
 
 @dataclass(frozen=True, slots=True)
-class Verb:
-    """One verb of the command line; its module has `add_arguments` and `run`, as in commands/."""
-
-    summary: str
-    module: str
-
-
-@dataclass(frozen=True, slots=True)
-class OwnEngine:
-    """An engine for models that vLLM does not run.
-
-    `runs` gets the architectures of a config.json and the engine arguments. It returns the
-    architecture that the engine runs, or None if vLLM is to run the model.
-    """
-
-    name: str
-    runs: "Lazy[Callable[[Sequence[str], Mapping[str, object]], str | None]]"
-    factory: "Lazy[Callable[[], EngineFactory]]"
-
-
-@dataclass(frozen=True, slots=True)
 class Extra:
     """Everything that one extra adds."""
 
-    # Settings of its own: options, server settings, whole variables (see config/settings.py).
-    settings: "tuple[Lazy[type[ExtraSettings]], ...]" = ()
-    # Verbs of the command line, by name.
-    verbs: Mapping[str, Verb] = field(default_factory=lambda: MappingProxyType({}))
-    # Environment variables that `serve` sets before it imports anything, out of those it was given.
-    serve_variables: "tuple[Lazy[Callable[[Mapping[str, str]], Mapping[str, str]]], ...]" = ()
-    # The TLS context of `https://` addresses, or a StartupError; one extra has it.
-    tls: "Lazy[Callable[[Settings, Mapping[str, str]], ssl.SSLContext]] | None" = None
     # Routes of every listener, and those that depend on the listener (None: it has none of them).
     routes: "tuple[Lazy[RouteGroup], ...]" = ()
     listener_routes: "tuple[Lazy[Callable[[ListenerContext], RouteGroup | None]], ...]" = ()
@@ -115,20 +78,11 @@ class Extra:
     path_prefix: "Lazy[Callable[[Settings], PathPrefix | None]] | None" = None
     # The loader of users' code: the model's own, and that of adapters.
     custom_code: "Lazy[Callable[[], CodeLoader]] | None" = None
-    # Translation rules that come before arguments that are not set are filled.
-    rules: "tuple[Lazy[Rule], ...]" = ()
-    # Translation rules that fill arguments which are not set, before those that LMI always passes.
-    fallback_rules: "tuple[Lazy[Rule], ...]" = ()
-    # Translation rules that come before the parallel sizes are put.
-    placement_rules: "tuple[Lazy[Rule], ...]" = ()
-    # Translation rules that come after them.
-    late_rules: "tuple[Lazy[Rule], ...]" = ()
-    # Translation rules that go by the model's config.json (`draft.config`): they run last, and once
-    # more for a model that has just been fetched.
-    checkpoint_rules: "tuple[Lazy[Rule], ...]" = ()
-    # Engines for models that vLLM does not run, and those that `--engine` takes by their names,
-    # which are made with the variables as they came.
-    engines: tuple[OwnEngine, ...] = ()
+    # Engines for models that vLLM does not run, by name, and those that `--engine` takes by their
+    # names, which are made with the variables as they came.
+    engines: "Mapping[str, Lazy[Callable[[], EngineFactory]]]" = field(
+        default_factory=lambda: MappingProxyType({})
+    )
     named_engines: "Mapping[str, Lazy[Callable[[Mapping[str, str]], EngineFactory]]]" = field(
         default_factory=lambda: MappingProxyType({})
     )
@@ -147,15 +101,6 @@ class Extra:
     # What turns the pickle of an adapter into safetensors, given both paths, and returns why that
     # cannot be; one extra has it.
     pickled_weights: "Lazy[Callable[[Path, Path], str]] | None" = None
-    # What `explain` adds: notes and rows.
-    explained_note: "Lazy[ExplainedNote] | None" = None
-    explained_rows: "Lazy[ExplainedRows] | None" = None
-    # What unpacks an archive; one extra has it.
-    archives: "Lazy[Extract] | None" = None
-    # Stores of models and adapters, one for each URL scheme.
-    stores: "tuple[Lazy[Store], ...]" = ()
-    # The source of ids that are neither paths nor URLs; one extra has it.
-    repositories: "Lazy[Repositories] | None" = None
     # Model classes to register with vLLM: name in `architectures` -> `module:Class`.
     model_classes: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     # Downloads in addition to the model (draft models); each returns the arguments with their path.
@@ -170,9 +115,6 @@ class Extra:
     run_modes: "tuple[Lazy[Callable[[Settings], RunMode | None]], ...]" = ()
     # Checks of a planned start; each returns its errors.
     plan_checks: "tuple[Lazy[Callable[[Settings], Sequence[str]]], ...]" = ()
-    # Secure mode's checks of a start and of an adapter.
-    start_check: "Lazy[StartCheck] | None" = None
-    adapter_check: "Lazy[AdapterCheck] | None" = None
     # What runs in a server that starts without a model; one extra has it.
     without_model: "Lazy[WithoutModel] | None" = None
     # Hooks around each start of a model; None where the settings do not ask for them.

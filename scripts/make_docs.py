@@ -16,13 +16,13 @@ from http_api_page import http_api_page, table
 from memory_page import memory_page
 from vllm_routes_page import vllm_routes_page
 
+from lmi_vllm.assembly import configuration
 from lmi_vllm.config import parsers as text_parsers
 from lmi_vllm.config.options import (
     ALIAS_VARIABLES,
     HUB_VARIABLES,
     LATE_VARIABLES,
     SAGEMAKER_VARIABLES,
-    all_rows,
 )
 from lmi_vllm.config.options.row import (
     CONFIG,
@@ -177,7 +177,7 @@ def meaning(row: Option) -> str:
 def option_sections() -> Iterator[str]:
     """The options that do something, by section; then those that do nothing any more."""
     yield "## Options"
-    options = all_rows().options
+    options = configuration().options.rows.options
     sections = [*dict.fromkeys(row.section for row in options if row.section not in LAST_SECTIONS)]
     silent = (EffectWord.WARNS, EffectWord.NONE)
     for section in (*sections, *LAST_SECTIONS):
@@ -212,12 +212,15 @@ def server_section() -> Iterator[str]:
     yield from table(
         ("setting", "written", "values", "default", "meaning"),
         ((names(row), where(row), values(row), default(row), meaning(row) or "No effect.")
-         for row in all_rows().server),
+         for row in configuration().options.rows.server),
     )  # fmt: skip
     yield "\n## Environment variables\n"
     yield from table(
         ("variable", "values", "default", "meaning"),
-        ((names(row), values(row), default(row), meaning(row)) for row in all_rows().variables),
+        (
+            (names(row), values(row), default(row), meaning(row))
+            for row in configuration().options.rows.variables
+        ),
     )
     yield "\n## Older variable names\n"
     yield "Copied to the name on the right when that is unset or empty.\n"
@@ -229,7 +232,9 @@ def server_section() -> Iterator[str]:
 
 def vllm_section(release: VllmRelease) -> Iterator[str]:
     """Every argument of vLLM that passes through under its own name."""
-    known = {name for row in all_rows().options for name in (row.name, *row.aliases)}
+    known = {
+        name for row in configuration().options.rows.options for name in (row.name, *row.aliases)
+    }
     yield f"\n## Arguments of vLLM {release.release}\n"
     yield (
         "Every argument of `vllm serve` can be set the same way, for example\n"
@@ -310,10 +315,10 @@ def schema_of(row: Option) -> Mapping[str, object]:
 def schema() -> str:
     """The JSON schema of serving.properties read as an object of texts."""
     properties: dict[str, object] = {}
-    for row in all_rows().options:
+    for row in configuration().options.rows.options:
         for name in (row.name, *row.aliases):
             properties[f"option.{name}"] = schema_of(row)
-    for row in all_rows().server:
+    for row in configuration().options.rows.server:
         if FILE in row.written:
             for name in (row.name, *row.aliases):
                 properties[name] = schema_of(row)

@@ -9,13 +9,13 @@ from typing import Any, Final
 
 from http_api_page import table
 
+from lmi_vllm.assembly import configuration, load_settings
 from lmi_vllm.checks.model_config import ModelFiles
-from lmi_vllm.config.load import load_settings
 from lmi_vllm.config.setting import CommandLine
 from lmi_vllm.extras.validate.command import validate
 from lmi_vllm.extras.validate.memory_estimate import GIB, MemoryEstimate, estimate_memory
 from lmi_vllm.extras.validate.model_shape import read_shape
-from lmi_vllm.translate.arguments import Translation, translate_start
+from lmi_vllm.translate.arguments import Translation
 from lmi_vllm.translate.devices import Devices
 
 FOLDER: Final = Path(__file__).resolve().parent.parent / "config" / "shapes"
@@ -127,7 +127,9 @@ def translated(model: str, gpus: int) -> Translation:
     """Return what a start with nothing but the model becomes on so many GPUs."""
     files = ModelFiles(shapes()[model]["config"])
     settings = load_settings({}, CommandLine(model=shapes()[model]["model"]))
-    return translate_start(settings, {}, Devices(gpu_count=gpus), lambda _: files)
+    return configuration().translator.translate_start(
+        settings, {}, Devices(gpu_count=gpus), lambda _: files
+    )
 
 
 def estimate(model: str, arguments: Mapping[str, object], device: float | None) -> MemoryEstimate:
@@ -164,7 +166,7 @@ def fits(model: str, gpus: int, device: float) -> str:
     """Return what fits, as `validate` sees it: a length and a number of sequences, or why not."""
     translation = translated(model, gpus)
     files = ModelFiles(shapes()[model]["config"])
-    errors = validate(translation, files, int(device * GIB)).errors
+    errors = validate(translation, files, int(device * GIB), configuration()).errors
     found = estimate(model, translation.arguments.values, device)
     longest = found.longest_fit or 0
     if errors or longest <= 0:

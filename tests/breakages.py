@@ -32,8 +32,8 @@ BREAKAGES: Final = (
         "        file=of_file(file),\n"
         "        # The embedded model has no revision on the hub.\n"
         "        hub=_variables({} if command_line.demo else environ, HUB_VARIABLES, "
-        "OriginKind.HUB),\n        options=option_variables(environ),",
-        "        options=option_variables(environ),\n"
+        "OriginKind.HUB),\n        options=option_variables(environ, table),",
+        "        options=option_variables(environ, table),\n"
         "        hub=_variables(environ, HUB_VARIABLES, OriginKind.HUB),\n"
         "        file=of_file(file),",
         "tests/unit/config/test_precedence.py"),

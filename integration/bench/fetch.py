@@ -33,9 +33,9 @@ SMALL_FILES = 20
 OURS = """
 import os, sys, time
 from pathlib import Path
-from lmi_vllm.sources.table import fetch_model
+from lmi_vllm.assembly import configuration
 started = time.perf_counter()
-fetch_model(sys.argv[1], environ=os.environ)
+configuration().sources.fetch_model(sys.argv[1], environ=os.environ)
 Path(sys.argv[2]).write_text(str(time.perf_counter() - started))
 """
 

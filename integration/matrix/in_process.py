@@ -27,12 +27,11 @@ from vllm.v1.worker import cpu_worker as _cpu_worker  # noqa: F401 - and not in 
 
 from integration.matrix.checkpoints import ARCHITECTURES, Architecture, build
 from integration.matrix.run import NEW_TOKENS, OPTIONS, PROMPT, greedy
-from lmi_vllm.config.load import load_settings
 from lmi_vllm.config.model_source import locate_model
 from lmi_vllm.engine.vllm.processes import register_models
 from lmi_vllm.errors import ConfigurationError
-from lmi_vllm.translate.arguments import translate
 from lmi_vllm.translate.devices import Devices
+from tests.support.assembled import load_settings, translate
 from tests.support.vllm_namespace import namespace_of
 
 _ENDS_WITH_THE_FORK: list[LLM] = []  # its shutdown collects garbage for a second

@@ -19,7 +19,7 @@ from lmi_vllm.errors import (
 from lmi_vllm.sources.archives import is_archive, unpack
 from lmi_vllm.sources.base import Limits
 from lmi_vllm.sources.local import cache_directory, file_url_path, without_file_scheme
-from lmi_vllm.sources.table import fetch_model, is_store, store_examples
+from lmi_vllm.sources.table import Sources
 from lmi_vllm.sources.trusted_folders import untrusted_code_reason
 
 HUB_SWITCH: Final = "LMI_ADAPTER_HUB"
@@ -47,6 +47,7 @@ class AdapterPolicy:
 class AdapterSources:
     """Resolves adapter sources for one served model."""
 
+    sources: Sources
     environ: Mapping[str, str]
     policy: AdapterPolicy = field(default_factory=AdapterPolicy)
     base: BaseModel = field(default_factory=BaseModel)
@@ -87,10 +88,10 @@ class AdapterSources:
             scheme = urlsplit(src).scheme if named is None and "://" in src else ""
         except ValueError as error:  # an incomplete IPv6 address, or another machine
             raise AdapterRefusedError(f"{src} is not a valid URL: {error}") from error
-        if scheme and is_store(src):
+        if scheme and self.sources.is_store(src):
             return self._unpacked(self._fetched(src), src), None
         if scheme:
-            kinds = ("a folder", "an archive", "a file: URL", *store_examples()[:1])
+            kinds = ("a folder", "an archive", "a file: URL", *self.sources.store_examples()[:1])
             raise AdapterConflictError(
                 f"URL adapters are not currently supported: {scheme}:// sources. src is "
                 f"{', '.join(kinds)} or a hub id"
@@ -109,7 +110,7 @@ class AdapterSources:
 
     def _fetched(self, src: str) -> Path:
         try:
-            return fetch_model(src, environ=self.environ, limits=self.limits)
+            return self.sources.fetch_model(src, environ=self.environ, limits=self.limits)
         except DownloadError as error:
             raise AdapterRefusedError(error.text) from error
 

@@ -1,12 +1,11 @@
 """The checks of settings against the model's config.json, and the engine that runs the model."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from typing import Final
 
 from lmi_vllm.config.vllm_schema import installed_release, load_release
-from lmi_vllm.extension import OwnEngine, extras
 
 _EXPERT_COUNTS: Final = (
     "num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts",
@@ -76,13 +75,28 @@ def _is_mixture(body: Mapping[str, object]) -> bool:
     return any(_is_mixture(inner) for inner in body.values() if isinstance(inner, dict))
 
 
-def own_engine(architectures: Sequence[str], arguments: Mapping[str, object]) -> OwnEngine | None:
-    """The engine of an extra for a model of these architectures; None: vLLM runs it."""
-    for extra in extras().values():
-        for engine in extra.engines:
-            if engine.runs.load()(architectures, arguments) is not None:
-                return engine
-    return None
+@dataclass(frozen=True, slots=True)
+class OwnEngine:
+    """An engine for models that vLLM does not run.
+
+    `runs` gets the architectures of a config.json and the engine arguments. It returns the
+    architecture that the engine runs, or None if vLLM is to run the model.
+    """
+
+    name: str
+    runs: Callable[[Sequence[str], Mapping[str, object]], str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class OwnEngines:
+    """The engines for models that vLLM does not run."""
+
+    engines: tuple[OwnEngine, ...]
+
+    def of(self, architectures: Sequence[str], arguments: Mapping[str, object]) -> OwnEngine | None:
+        """The engine of a model of these architectures; None: vLLM runs it."""
+        runs = (one for one in self.engines if one.runs(architectures, arguments) is not None)
+        return next(runs, None)
 
 
 def unsupported_quantization(shape: Checkpoint) -> Iterator[str]:

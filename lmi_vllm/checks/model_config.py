@@ -15,7 +15,7 @@ from lmi_vllm.errors import DownloadError
 from lmi_vllm.messages import ModelArtifacts
 from lmi_vllm.sources.archives import is_archive
 from lmi_vllm.sources.local import is_directory
-from lmi_vllm.sources.table import read_text
+from lmi_vllm.sources.table import Sources
 
 _WEIGHT_PATTERNS: Final = ("*.safetensors", "*.bin", "*.pt")
 # For all reads of one model: an unreachable hub must not delay `explain` or a start.
@@ -42,7 +42,7 @@ def read_local_files(model: ModelArtifacts) -> ModelFiles:
 
 
 def read_model_files(
-    model: ModelArtifacts, environ: Mapping[str, str], *, with_size: bool = False
+    model: ModelArtifacts, environ: Mapping[str, str], sources: Sources, *, with_size: bool = False
 ) -> ModelFiles:
     """config.json of `model` (and the weights' size), over the network too; never raises.
 
@@ -56,7 +56,8 @@ def read_model_files(
 
     def read() -> None:
         files = _from_texts(
-            lambda name: read_text(model.model, name, environ, model.revision), with_size=with_size
+            lambda name: sources.read_text(model.model, name, environ, model.revision),
+            with_size=with_size,
         )
         found.append(files)
 

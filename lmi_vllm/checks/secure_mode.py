@@ -1,30 +1,24 @@
-"""Secure mode: extras list the violations.
+"""Secure mode, as the start and the adapters ask for it.
 
 A check returns sentences instead of raising, so that a refused start names every violation.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Protocol
 
 from lmi_vllm.config.settings import Settings
-from lmi_vllm.extension import extensions
-
-# Violations of a start (the path is the model directory, if there is one); none if secure mode is
-# off.
-StartCheck = Callable[[Settings, Mapping[str, str], Path | None], tuple[str, ...]]
-# Violations in the folder of one adapter.
-AdapterCheck = Callable[[Settings, Path], tuple[str, ...]]
 
 
-def start_violations(
-    settings: Settings, environ: Mapping[str, str], directory: Path | None
-) -> tuple[str, ...]:
-    """The violations of a start, from all extras."""
-    checks = extensions(lambda extra: extra.start_check)
-    return tuple(text for check in checks for text in check(settings, environ, directory))
+class SecurityChecks(Protocol):
+    """Lists violations; none if secure mode is off."""
 
+    def start_violations(
+        self, settings: Settings, environ: Mapping[str, str], directory: Path | None
+    ) -> tuple[str, ...]:
+        """The violations of a start; `directory` is the model's, if there is one."""
+        ...
 
-def adapter_violations(settings: Settings, folder: Path) -> tuple[str, ...]:
-    """The violations in the folder of one adapter, from all extras."""
-    checks = extensions(lambda extra: extra.adapter_check)
-    return tuple(text for check in checks for text in check(settings, folder))
+    def adapter_violations(self, settings: Settings, folder: Path) -> tuple[str, ...]:
+        """The violations in the folder of one adapter."""
+        ...

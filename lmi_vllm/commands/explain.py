@@ -6,19 +6,19 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
-from lmi_vllm.checks.model_config import read_local_files, read_model_files
+from lmi_vllm.checks.model_config import read_local_files
 from lmi_vllm.config.listen import listener_errors
-from lmi_vllm.config.load import load_settings
 from lmi_vllm.config.setting import CommandLine
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import ConfigurationError, StartupError
 from lmi_vllm.server.code_start import code_loader
-from lmi_vllm.translate.arguments import ModelReader, Translation, translate_start
+from lmi_vllm.translate.arguments import ModelReader, Translation
+from lmi_vllm.translate.configuration import Configuration
 from lmi_vllm.translate.devices import Devices, detect_devices
-from lmi_vllm.translate.explain import FORMATS, explain
+from lmi_vllm.translate.explain import FORMATS
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser, _: Configuration) -> None:
     """Add this command's flags."""
     parser.add_argument("--format", choices=tuple(FORMATS), default="table", help="output format")
     add_source_arguments(parser)
@@ -80,6 +80,7 @@ def reader_of(
     arguments: argparse.Namespace,
     settings: Settings,
     environ: Mapping[str, str],
+    configuration: Configuration,
     *,
     with_size: bool = False,
 ) -> ModelReader:
@@ -87,18 +88,21 @@ def reader_of(
     if arguments.offline:
         return read_local_files
     environ = {**environ, **settings.environment_exports}
-    return partial(read_model_files, environ=environ, with_size=with_size)
+    return partial(configuration.read_model_files, environ=environ, with_size=with_size)
 
 
-def valid_settings(typed: CommandLine, environ: Mapping[str, str]) -> Settings:
+def valid_settings(
+    typed: CommandLine, environ: Mapping[str, str], configuration: Configuration
+) -> Settings:
     """Return the settings.
 
     Raises:
         ConfigurationError: every problem at once, secrets masked, as `explain` reports them.
     """
-    settings = load_settings(environ, typed)
+    settings = configuration.load(environ, typed)
     if settings.errors:
-        explanation = explain(translate_start(settings, environ, detect_devices(environ)))
+        translate = configuration.translator.translate_start
+        explanation = configuration.explain(translate(settings, environ, detect_devices(environ)))
         raise ConfigurationError(explanation.errors)
     return settings
 
@@ -108,11 +112,13 @@ def translation_of(
     settings: Settings,
     environ: Mapping[str, str],
     read: ModelReader,
+    configuration: Configuration,
 ) -> Translation:
     """The translation for these devices, with faults of the listeners' files and users' code."""
-    translation = translate_start(settings, environ, devices_of(arguments, environ), read)
+    devices = devices_of(arguments, environ)
+    translation = configuration.translator.translate_start(settings, environ, devices, read)
     warnings, errors = [*translation.warnings], [*translation.errors]
-    errors += listener_errors(settings, environ)
+    errors += listener_errors(settings, environ, configuration.make_tls)
     try:
         if translation.model is not None:
             warnings += code_loader(settings).check(settings, translation.model)
@@ -121,11 +127,14 @@ def translation_of(
     return replace(translation, warnings=tuple(warnings), errors=tuple(errors))
 
 
-def run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
+def run(
+    arguments: argparse.Namespace, environ: Mapping[str, str], configuration: Configuration
+) -> int:
     """Print the explanation; return 0, or 2 if there is an error."""
-    settings = load_settings(environ, command_line_of(arguments))
-    read = reader_of(arguments, settings, environ)
-    explanation = explain(translation_of(arguments, settings, environ, read))
+    settings = configuration.load(environ, command_line_of(arguments))
+    read = reader_of(arguments, settings, environ, configuration)
+    translation = translation_of(arguments, settings, environ, read, configuration)
+    explanation = configuration.explain(translation)
     write_answer(FORMATS[arguments.format](explanation))
     return explanation.exit_code
 

@@ -29,19 +29,20 @@ from lmi_vllm.server.server import Server
 from lmi_vllm.telemetry.log_format import Format, chosen_format, configure_logging
 from lmi_vllm.telemetry.log_handler import tell, told_lines, write_within
 from lmi_vllm.telemetry.metrics import DROPPED_LINES
+from lmi_vllm.translate.configuration import Configuration
 
 logger = logging.getLogger(__name__)
 
-# Run by `serve` instead of the server; returns the exit code and the reason. It gets settings,
-# command line, environment variables, engine factory, `os.environ` and the stop event.
+# Run by `serve` instead of the server; returns the exit code and the reason. It gets configuration,
+# settings, command line, environment variables, engine factory, `os.environ` and the stop event.
 RunMode = Callable[
-    [Settings, CommandLine, Mapping[str, str], EngineFactory, MutableMapping[str, str],
-     asyncio.Event],
+    [Configuration, Settings, CommandLine, Mapping[str, str], EngineFactory,
+     MutableMapping[str, str], asyncio.Event],
     Awaitable[tuple[int, str]],
 ]  # fmt: skip
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser, _: Configuration) -> None:
     """Declare the flags of `serve`."""
     add_settings_arguments(parser)
     parser.add_argument(
@@ -52,34 +53,48 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> NoReturn:
+def run(
+    arguments: argparse.Namespace, environ: Mapping[str, str], configuration: Configuration
+) -> NoReturn:
     """Serve until stopped; never returns: see `end_process`."""
     typed = command_line_of(arguments)
-    settings = valid_settings(typed, environ)  # else the process ends before the port opens
+    settings = valid_settings(
+        typed, environ, configuration
+    )  # else the process ends before the port opens
     configure_server_logging(settings, environ)
     for warning in raise_open_files(settings.server.job_queue_size):
         logger.warning("%s", warning)
     check_engine_kind(settings, arguments.engine)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        code, reason = runner.run(_serve_until_stopped(settings, typed, environ, arguments.engine))
+        code, reason = runner.run(
+            _serve_until_stopped(settings, typed, environ, arguments.engine, configuration)
+        )
         end_process(
             code, f"lmi-vllm: error: {mask_text('', ' '.join(reason.split()))}" * bool(reason)
         )
 
 
 async def _serve_until_stopped(
-    settings: Settings, typed: CommandLine, environ: Mapping[str, str], engine_kind: str
+    settings: Settings,
+    typed: CommandLine,
+    environ: Mapping[str, str],
+    engine_kind: str,
+    configuration: Configuration,
 ) -> tuple[int, str]:
     """Serve until a signal, or run an extra's replacement; return exit code and reason."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    factory = engine_factory(engine_kind, environ, os.environ, _log_format(settings))
+    own = configuration.translator.engines
+    factory = engine_factory(engine_kind, environ, os.environ, _log_format(settings), own)
     for select in extensions(lambda extra: extra.run_modes):
         if (run_mode := select(settings)) is not None:
-            return await run_mode(settings, typed, environ, factory, os.environ, stop)
-    return await Server(settings, typed, environ, factory, os.environ).run(stop)
+            return await run_mode(
+                configuration, settings, typed, environ, factory, os.environ, stop
+            )
+    server = Server(configuration, settings, typed, environ, factory, os.environ)
+    return await server.run(stop)
 
 
 def configure_server_logging(settings: Settings, environ: Mapping[str, str]) -> None:

@@ -5,77 +5,35 @@ keys take the file over the environment, server keys the environment over the fi
 and `server_sources` are these orders, best first. resolve.py parses the texts, as the last source.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
 
-from pydantic.fields import FieldInfo
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
-
+from lmi_vllm.config.option_table import OptionTable
 from lmi_vllm.config.options import (
     ALIAS_VARIABLES,
     HUB_VARIABLES,
     LATE_VARIABLES,
     SAGEMAKER_VARIABLES,
-    all_rows,
 )
 from lmi_vllm.config.options.row import CONFIG
 from lmi_vllm.config.properties import PropertiesFile
-from lmi_vllm.config.setting import (
-    FILE_PREFIX,
-    UNSET_TEXTS,
-    CommandLine,
-    Layers,
-    RawValue,
-    Report,
-)
+from lmi_vllm.config.raw_source import RawSource
+from lmi_vllm.config.setting import FILE_PREFIX, UNSET_TEXTS, CommandLine, RawValue, Report
 from lmi_vllm.config.variable_names import (
     ARGUMENT_PREFIX,
     OPTION_PREFIX,
     SERVING_PREFIX,
-    argument_key,
-    is_kubernetes_made,
     option_key,
 )
 from lmi_vllm.demo import DEMO_MODEL_DIR
 from lmi_vllm.messages import Origin, OriginKind
 
 
-class RawSource(PydanticBaseSettingsSource):
-    """One kind of origin: the texts that it sets. `name` is unique in an order."""
-
-    def __init__(self, name: str, values: Iterable[RawValue]) -> None:
-        super().__init__(BaseSettings)
-        self.__name__ = name  # key of a source's texts in pydantic-settings
-        self._values = values
-
-    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
-        """Unused: `__call__` hands over all keys at once."""
-        raise NotImplementedError
-
-    def __call__(self) -> dict[str, Any]:
-        """The keys, in the form that pydantic-settings merges."""
-        return {"texts": {raw.key: raw for raw in self._values}}
-
-
-class Reading(RawSource):
-    """The last source: makes the fields from the texts of the sources before it."""
-
-    def __init__(self, read: Callable[[Layers], Mapping[str, object]]) -> None:
-        super().__init__("reading", ())
-        self.read = read
-
-    def __call__(self) -> dict[str, Any]:
-        """The fields by their names."""
-        everything = [
-            raw for state in self.settings_sources_data.values() for raw in state["texts"].values()
-        ]
-        winners = self.current_state.get("texts", {})
-        return dict(self.read(Layers.of(winners, everything)))
-
-
 def model_sources(
-    environ: Mapping[str, str], command_line: CommandLine, file: PropertiesFile | None
+    environ: Mapping[str, str],
+    command_line: CommandLine,
+    file: PropertiesFile | None,
+    table: OptionTable,
 ) -> tuple[RawSource, ...]:
     """The order for model keys, best first: the file wins over the environment."""
     return _sources(
@@ -84,7 +42,7 @@ def model_sources(
         file=of_file(file),
         # The embedded model has no revision on the hub.
         hub=_variables({} if command_line.demo else environ, HUB_VARIABLES, OriginKind.HUB),
-        options=option_variables(environ),
+        options=option_variables(environ, table),
         aliases=option_aliases(environ),
         late=_late_variables(environ),
     )
@@ -95,13 +53,14 @@ def server_sources(
     command_line: CommandLine,
     file: PropertiesFile | None,
     report: Report,
+    table: OptionTable,
 ) -> tuple[RawSource, ...]:
     """The order for server keys, best first: the environment wins over the file."""
-    counts = {row.name for row in all_rows().server if CONFIG in row.written}
+    counts = {row.name for row in table.rows.server if CONFIG in row.written}
     return _sources(
         demo=_demo_store(command_line),
         sagemaker=_request_size(environ, report),
-        serving=_serving_variables(environ),
+        serving=_serving_variables(environ, table),
         flags=_upstream_flags(command_line),
         file=(raw for raw in of_file(file) if raw.key in counts),  # others are read elsewhere
     )
@@ -153,12 +112,12 @@ def _variables(
         yield from _variable(environ, name, kind, *keys)
 
 
-def option_variables(environ: Mapping[str, str]) -> Iterator[RawValue]:
+def option_variables(environ: Mapping[str, str], table: OptionTable) -> Iterator[RawValue]:
     """Every `OPTION_*` and `ARGS_*` that is not empty and not Kubernetes'."""
-    keys = {OPTION_PREFIX: option_key, ARGUMENT_PREFIX: argument_key}
+    keys = {OPTION_PREFIX: option_key, ARGUMENT_PREFIX: table.argument_key}
     for name, text in environ.items():
         key = keys.get(name[: name.find("_") + 1])
-        if key is not None and not is_kubernetes_made(name, text):
+        if key is not None and not table.is_kubernetes_made(name, text):
             yield from _variable(environ, name, OriginKind.VARIABLE, key(name))
 
 
@@ -209,10 +168,10 @@ def _request_size(environ: Mapping[str, str], report: Report) -> Iterator[RawVal
         report.warn(f"{name} is ignored: {text!r} is not a whole number above 0")
 
 
-def _serving_variables(environ: Mapping[str, str]) -> Iterator[RawValue]:
+def _serving_variables(environ: Mapping[str, str], table: OptionTable) -> Iterator[RawValue]:
     """Every `SERVING_*` that is not empty and not Kubernetes', and aliases that stand for one."""
     for name, text in environ.items():
-        if name.startswith(SERVING_PREFIX) and not is_kubernetes_made(name, text):
+        if name.startswith(SERVING_PREFIX) and not table.is_kubernetes_made(name, text):
             key = name.removeprefix(SERVING_PREFIX).lower()
             yield from _variable(environ, name, OriginKind.VARIABLE, key)
     for alias in ALIAS_VARIABLES:

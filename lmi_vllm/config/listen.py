@@ -15,11 +15,12 @@ from typing import Final
 from lmi_vllm.config.options import ServerOptions
 from lmi_vllm.config.settings import ServerSettings, Settings
 from lmi_vllm.errors import StartupError
-from lmi_vllm.extension import extension
 
 INFERENCE: Final = "inference_address"
 MANAGEMENT: Final = "management_address"
 PROCESSES: Final = "LMI_FRONTEND_PROCESSES"
+# Makes the TLS context of `https://` addresses; it raises StartupError.
+MakeTls = Callable[[Settings, Mapping[str, str]], ssl.SSLContext]
 _ADDRESS: Final = re.compile(r"(?:(https?)://)?(\[.+\]|[^:/\s]*)(?::(\d+))?/?")
 
 
@@ -114,7 +115,9 @@ def check_listen(server: ServerSettings, fail: Callable[[str], None]) -> None:
         )
 
 
-def listener_tls(settings: Settings, environ: Mapping[str, str]) -> ssl.SSLContext | None:
+def listener_tls(
+    settings: Settings, environ: Mapping[str, str], make_tls: MakeTls
+) -> ssl.SSLContext | None:
     """Return the TLS context of the listeners; None if no address begins with https.
 
     Raises:
@@ -122,7 +125,7 @@ def listener_tls(settings: Settings, environ: Mapping[str, str]) -> ssl.SSLConte
     """
     if not listen_plan(settings.server).is_tls:
         return None
-    return extension(lambda extra: extra.tls)(settings, environ)
+    return make_tls(settings, environ)
 
 
 def api_keys(server: ServerOptions) -> tuple[str, ...]:
@@ -145,10 +148,15 @@ def api_keys(server: ServerOptions) -> tuple[str, ...]:
     return tuple(keys)
 
 
-def listener_errors(settings: Settings, environ: Mapping[str, str]) -> tuple[str, ...]:
+def listener_errors(
+    settings: Settings, environ: Mapping[str, str], make_tls: MakeTls
+) -> tuple[str, ...]:
     """Return the errors of the files that the listeners need."""
     errors = []
-    for read in (lambda: api_keys(settings.server), lambda: listener_tls(settings, environ)):
+    for read in (
+        lambda: api_keys(settings.server),
+        lambda: listener_tls(settings, environ, make_tls),
+    ):
         try:
             read()
         except StartupError as error:

@@ -6,8 +6,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from lmi_vllm.config.layers import RawSource, Reading, model_sources, server_sources
+from lmi_vllm.config.layers import model_sources, server_sources
 from lmi_vllm.config.listen import check_listen
+from lmi_vllm.config.option_table import OptionTable
 from lmi_vllm.config.options import ENVIRONMENT_SETTINGS, OPTIONS, SERVER_SETTINGS
 from lmi_vllm.config.options.row import Option, Rows
 from lmi_vllm.config.properties import (
@@ -16,6 +17,7 @@ from lmi_vllm.config.properties import (
     config_properties,
     serving_properties_paths,
 )
+from lmi_vllm.config.raw_source import RawSource, Reading
 from lmi_vllm.config.resolve import Resolver, report_hidden
 from lmi_vllm.config.setting import CommandLine, Layers, Report, Setting
 from lmi_vllm.config.settings import (
@@ -23,12 +25,12 @@ from lmi_vllm.config.settings import (
     ModelSettings,
     ServerSettings,
     Settings,
-    extra_settings,
 )
 from lmi_vllm.config.unknown_names import UnknownNames
 from lmi_vllm.config.value_rules import resolve_address
 from lmi_vllm.messages import Origin, OriginKind
 from lmi_vllm.sources.model_store import search_store, with_unpacked
+from lmi_vllm.sources.table import Sources
 
 # Unset they allow everything; an empty one had a value that was lost.
 NEVER_EMPTY: Final = ("LMI_API_KEY", "VLLM_API_KEY", "LMI_API_KEY_FILE", "LMI_ADAPTER_ROOTS")
@@ -36,18 +38,18 @@ NEVER_EMPTY: Final = ("LMI_API_KEY", "VLLM_API_KEY", "LMI_API_KEY_FILE", "LMI_AD
 
 def load_settings(
     environ: Mapping[str, str],
-    command_line: CommandLine = CommandLine(),  # noqa: B008 - frozen, so one default is safe
-    extra_properties: PropertiesFile | None = None,
-    kinds: Sequence[type[ExtraSettings]] | None = None,
+    command_line: CommandLine,
+    extra_properties: PropertiesFile | None,
+    *,
+    table: OptionTable,
+    sources: Sources,
 ) -> Settings:
     """All configured settings with origins; errors are collected in them and never raised.
 
     `extra_properties` is the serving.properties of the directory that HF_MODEL_ID names, once it is
-    fetched. It counts if the model store has none. A local directory's is read without it. `kinds`
-    are the settings of extras; by default those of the installed ones.
+    fetched. It counts if the model store has none. A local directory's is read without it.
     """
-    kinds = extra_settings() if kinds is None else kinds
-    return _Load(environ, command_line, kinds).settings(extra_properties)
+    return _Load(environ, command_line, table, sources).settings(extra_properties)
 
 
 class _Load:
@@ -57,11 +59,13 @@ class _Load:
         self,
         environ: Mapping[str, str],
         command_line: CommandLine,
-        kinds: Sequence[type[ExtraSettings]],
+        table: OptionTable,
+        sources: Sources,
     ) -> None:
         self.environ = environ
         self.command_line = command_line
-        self.extra_kinds = kinds
+        self.table = table
+        self.sources = sources
         self.brought: dict[type[ExtraSettings], dict[str, Setting]] = {}  # options of extras
         self.report = Report()
         self.passed = Report()  # messages about arguments that are passed through
@@ -71,15 +75,17 @@ class _Load:
     def settings(self, extra_properties: PropertiesFile | None) -> Settings:
         """The settings; see `load_settings`."""
         config = config_properties(self.environ, self.command_line, self.report)
-        server_order = server_sources(self.environ, self.command_line, config, self.report)
+        server_order = server_sources(
+            self.environ, self.command_line, config, self.report, self.table
+        )
         file = self._choose(server_order, extra_properties)
         for properties in (config, file):
             for sentence in properties.duplicates() if properties else ():
                 self.report.warn(sentence)
-        model_order = model_sources(self.environ, self.command_line, file)
+        model_order = model_sources(self.environ, self.command_line, file, self.table)
         model: ModelSettings = ModelSettings.read(*model_order, Reading(self._model_fields))
         server: ServerSettings = ServerSettings.read(*server_order, Reading(self._server_fields))
-        others = tuple(self._extra(kind) for kind in self.extra_kinds)
+        others = tuple(self._extra(kind) for kind in self.table.kinds)
         self.report.add(self.server_report)
         self.report.add(self.passed)
         names = self._unknown_names(config, server)
@@ -93,18 +99,18 @@ class _Load:
         self, server_order: tuple[RawSource, ...], extra_properties: PropertiesFile | None
     ) -> PropertiesFile | None:
         """The serving.properties that applies, which the server's own settings locate."""
-        first = _Load(self.environ, self.command_line, ())
+        first = _Load(self.environ, self.command_line, self.table, self.sources)
         server: ServerSettings = ServerSettings.read(*server_order, Reading(first._server_fields))
         finding = search_store(Path(server.model_store), server.load_models)
         unpacked = with_unpacked(finding, self.environ)
-        paths = serving_properties_paths(self.environ, self.command_line, unpacked)
+        paths = serving_properties_paths(self.environ, self.command_line, unpacked, self.sources)
         return choose_properties(paths, extra_properties, self.report)
 
     def _model_fields(self, layers: Layers) -> Mapping[str, object]:
         """The fields of the model's settings from the winning texts."""
         self.model = Resolver(layers, self.report)
         options = self.model.options(OPTIONS)
-        for kind in self.extra_kinds:
+        for kind in self.table.kinds:
             self.brought[kind] = self.model.options(Rows.of(kind.rows).options)
         passed = Resolver(layers, self.passed, self.model).pass_through()
         return {
@@ -144,16 +150,15 @@ class _Load:
         self, config: PropertiesFile | None, settings: ServerSettings
     ) -> UnknownNames:
         """The finder of names that have no meaning."""
-        brought = [row for kind in self.extra_kinds for row in kind.rows]
-        rows = Rows.of((*SERVER_SETTINGS, *ENVIRONMENT_SETTINGS, *brought))
         return UnknownNames(
+            table=self.table,
             environ=self.environ,
             model=self.model.layers,
             server=self.server.layers,
             config=config,
             used=self.model.used,
-            server_rows=rows.server,
-            variables=[row.name for row in rows.variables],
+            server_rows=self.table.rows.server,
+            variables=[row.name for row in self.table.rows.variables],
             report=self.report,
             is_strict=settings.lmi_strict,
         )
@@ -164,7 +169,7 @@ class _Load:
         """Report settings that cannot be combined."""
         check_listen(server, self.report.fail)
         for extra in others:
-            extra.check(server, self.report.fail)
+            extra.check(server, self.sources, self.report.fail)
         report_hidden(self.model.layers, self.report)
         if server.job_queue_size < model.max_rolling_batch_size:
             queue = server.details.job_queue_size

@@ -19,7 +19,7 @@ from lmi_vllm.sources.local import (
     without_file_scheme,
 )
 from lmi_vllm.sources.model_store import StoreFinding, is_none, search_store, with_unpacked
-from lmi_vllm.sources.table import is_store
+from lmi_vllm.sources.table import Sources
 
 _MODEL_FILES: Final = ("config.json", "params.json")
 # `djl://ai.djl.huggingface.<engine>/<hub id>`: the hub's model, converted for that engine.
@@ -113,14 +113,16 @@ def _without_file_scheme(reference: str, origin: Origin) -> str:
     return reference if path is None else str(path)
 
 
-def with_files(model: ModelArtifacts, settings: Settings, local: Path) -> ModelArtifacts:
+def with_files(
+    model: ModelArtifacts, settings: Settings, local: Path, sources: Sources
+) -> ModelArtifacts:
     """`model` once its files are at `local`.
 
     A prefix or archive in HF_MODEL_ID (or load_models) is the model directory itself if the store
     has none. One in option.model_id has weights only.
     """
     origin = settings.model.details.model_id.origin
-    is_model_directory = is_store(model.reference) and (
+    is_model_directory = sources.is_store(model.reference) and (
         origin.is_default or origin.kind in _NAMES_DIRECTORY
     )
     directory = local if model.directory is None and is_model_directory else model.directory

@@ -11,7 +11,7 @@ from lmi_vllm.config.setting import CommandLine, Report
 from lmi_vllm.messages import Origin, OriginKind
 from lmi_vllm.sources.local import is_file, without_file_scheme
 from lmi_vllm.sources.model_store import PROPERTIES_NAME, StoreFinding
-from lmi_vllm.sources.table import is_store
+from lmi_vllm.sources.table import Sources
 
 _CONFIG_IN_HOME: Final = "conf/config.properties"
 _ESCAPES: Final = MappingProxyType({"t": "\t", "n": "\n", "r": "\r", "f": "\f"})
@@ -143,14 +143,14 @@ def config_properties(
 
 
 def serving_properties_paths(
-    environ: Mapping[str, str], command_line: CommandLine, finding: StoreFinding
+    environ: Mapping[str, str], command_line: CommandLine, finding: StoreFinding, sources: Sources
 ) -> Iterator[Path]:
     """The store's serving.properties, then that of the local model directory."""
     store_path = finding.properties_path
     if store_path is not None:
         yield store_path
     named = command_line.model or (None if command_line.demo else environ.get("HF_MODEL_ID"))
-    if named and not is_store(named):
+    if named and not sources.is_store(named):
         path = Path(without_file_scheme(named)) / PROPERTIES_NAME
         if is_file(path) and (store_path is None or not path.samefile(store_path)):
             yield path

@@ -4,17 +4,15 @@
 them, with pydantic-settings and the sources of layers.py in their two orders. Attributes have the
 types of the table; where a value was written, and how messages name it, is in `details`.
 
-An extra brings settings of its own as a class over `ExtraSettings`, which its `Extra` names: its
-fields are whole environment variables, with a `section` of the class options and server settings
-like the core's, and `check` may refuse what does not go together. Without the extra their names
-are known, too (unknown_names.py). `Settings.extra(TheClass)` is the typed instance:
+A feature brings settings of its own as a class over `ExtraSettings`, which its `configure` adds.
+Its fields are whole environment variables. With a `section` of the class they are options and
+server settings like the core's. `check` may refuse what does not go together.
+`Settings.extra(TheClass)` is the typed instance:
 
     class CacheSettings(ExtraSettings):
         lmi_cache_uri: str | None = variable(parse.any_text, "Folder or URL ...")
 
-    EXTRA = Extra(settings=(Lazy("lmi_vllm.extras.cache.settings:CacheSettings"),))
-
-    load_settings(environ).extra(CacheSettings).lmi_cache_uri
+    settings.extra(CacheSettings).lmi_cache_uri
 """
 
 import os
@@ -28,12 +26,12 @@ from typing import Any, ClassVar, Self, TypeVar
 from pydantic import Field, SkipValidation
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
-from lmi_vllm.config.layers import RawSource
 from lmi_vllm.config.options import ModelOptions, ServerOptions
 from lmi_vllm.config.options.row import ENVIRONMENT, Section
 from lmi_vllm.config.properties import PropertiesFile
+from lmi_vllm.config.raw_source import RawSource
 from lmi_vllm.config.setting import Details, Setting
-from lmi_vllm.extension import extensions
+from lmi_vllm.sources.table import Sources
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -91,17 +89,12 @@ class ExtraSettings(LayeredSettings):
 
     section: ClassVar[str] = ENVIRONMENT
 
-    def check(self, server: ServerSettings, fail: Callable[[str], None]) -> None:
+    def check(self, server: ServerSettings, sources: Sources, fail: Callable[[str], None]) -> None:
         """Report conflicts with the server's settings; the base class reports none."""
 
     def forbidden_in_secure_mode(self) -> Iterator[str]:
         """Yield what secure mode refuses of these settings; the base class refuses nothing."""
         yield from ()
-
-
-def extra_settings() -> tuple[type[ExtraSettings], ...]:
-    """The classes of settings of the extras."""
-    return tuple(extensions(lambda extra: extra.settings))
 
 
 Extra = TypeVar("Extra", bound=ExtraSettings)

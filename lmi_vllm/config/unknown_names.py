@@ -4,18 +4,12 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from lmi_vllm.config.option_table import OptionTable
 from lmi_vllm.config.options.row import CONFIG, ENV, FILE, EffectWord, Option
 from lmi_vllm.config.properties import PropertiesFile
 from lmi_vllm.config.secrets import MASK, is_secret, mask_text
 from lmi_vllm.config.setting import FILE_PREFIX, Layers, RawValue, Report, Setting
-from lmi_vllm.config.variable_names import (
-    OWN_PREFIX,
-    case_hint,
-    closest,
-    file_suggestions,
-    is_kubernetes_made,
-    variable_suggestions,
-)
+from lmi_vllm.config.variable_names import OWN_PREFIX, closest
 from lmi_vllm.messages import Origin, OriginKind
 
 # Variables of `make` and the tests, which `make serve` passes on.
@@ -30,6 +24,7 @@ class UnknownNames:
     the names of environment variables.
     """
 
+    table: OptionTable
     environ: Mapping[str, str]
     model: Layers
     server: Layers
@@ -55,7 +50,7 @@ class UnknownNames:
             if raw.origin.kind is OriginKind.VARIABLE:
                 yield self._unknown_variable(raw)
             else:
-                reason = f"is not known and has no effect; {file_suggestions(key)}"
+                reason = f"is not known and has no effect; {self.table.file_suggestions(key)}"
                 yield self._unknown(raw, f"{key} ({raw.origin}) {reason}")
 
     def _server_variables(self) -> Iterator[Setting]:
@@ -85,19 +80,19 @@ class UnknownNames:
         """Unknown `LMI_*`, and known variables in the wrong case."""
         for name, text in self.environ.items():
             raw = RawValue(name, text, Origin(OriginKind.VARIABLE, name))
-            hint = case_hint(name, self.variables)
+            hint = self.table.case_hint(name, self.variables)
             if hint is not None:
                 sentence = f"{name} has no effect: names are case-sensitive, write {hint}"
                 yield self._unknown(raw, sentence)
                 continue
             is_ours = name.startswith(OWN_PREFIX) and not name.startswith(_OF_MAKE)
-            is_ours = is_ours and not is_kubernetes_made(name, text)
+            is_ours = is_ours and not self.table.is_kubernetes_made(name, text)
             if is_ours and name not in self.variables:
                 yield self._unknown_variable(raw)
 
     def _unknown_variable(self, raw: RawValue) -> Setting:
         """An unknown variable."""
-        advice = variable_suggestions(raw.origin.name, self.variables)
+        advice = self.table.variable_suggestions(raw.origin.name, self.variables)
         return self._unknown(raw, f"{raw.origin} is not known and has no effect; {advice}")
 
     def _unknown(self, raw: RawValue, sentence: str) -> Setting:

@@ -14,14 +14,14 @@ from lmi_vllm.adapters.loads import LoadCode
 from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.adapters.source import AdapterPolicy, AdapterSources, local_adapters
 from lmi_vllm.checks.base_model import describe_base
-from lmi_vllm.checks.secure_mode import adapter_violations
+from lmi_vllm.checks.secure_mode import SecurityChecks
 from lmi_vllm.config.secrets import mask_urls
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import AdapterCapacityError, EngineMemoryError, LmiError, ModelSourceError
-from lmi_vllm.messages import EngineArguments, ModelArtifacts
+from lmi_vllm.messages import ModelArtifacts
 from lmi_vllm.server.model_files import ReadyFiles
-from lmi_vllm.sources.table import is_store
+from lmi_vllm.translate.configuration import Configuration
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +30,7 @@ DEFAULT_MAX_LORA_RANK = 16
 
 async def load_adapters(
     ready: ReadyFiles,
+    configuration: Configuration,
     environ: Mapping[str, str],
     engine: Engine,
     *,
@@ -44,9 +45,11 @@ async def load_adapters(
     """
     model, settings, profile = ready.model, ready.translation.settings, ready.translation.profile
     folder = settings.model.adapters
-    brought = local_adapters(Path(model.model) if is_store(model.reference) else None, folder)
+    brought = local_adapters(
+        Path(model.model) if configuration.sources.is_store(model.reference) else None, folder
+    )
     local = {**brought, **local_adapters(model.directory, folder)}
-    sources = _sources(model, ready.arguments, adapter_policy(settings), environ, local)
+    sources = _sources(ready, configuration, environ, local)
     registry = AdapterRegistry(
         engine,
         sources.resolve,
@@ -71,17 +74,18 @@ async def load_adapters(
 
 
 def _sources(
-    model: ModelArtifacts,
-    arguments: EngineArguments,
-    policy: AdapterPolicy,
+    ready: ReadyFiles,
+    configuration: Configuration,
     environ: Mapping[str, str],
     local: Mapping[str, Path],
 ) -> AdapterSources:
-    rank = arguments.number("max_lora_rank", DEFAULT_MAX_LORA_RANK)
+    model, settings = ready.model, ready.translation.settings
+    policy = adapter_policy(settings, configuration.security)
+    rank = ready.arguments.number("max_lora_rank", DEFAULT_MAX_LORA_RANK)
     # Its path is the local one; its reference decides which paths adapters may name.
     base = describe_base(Path(model.model), (model.reference, model.model, model.name), rank)
     own = frozenset(map(str, local.values()))
-    return AdapterSources(environ, policy, base, model.directory, own)
+    return AdapterSources(configuration.sources, environ, policy, base, model.directory, own)
 
 
 def _warn_of_hidden(
@@ -94,7 +98,7 @@ def _warn_of_hidden(
             logger.warning("adapter %s: %s is used, not the one of %s", name, used[name], place)
 
 
-def adapter_policy(settings: Settings) -> AdapterPolicy:
+def adapter_policy(settings: Settings, security: SecurityChecks) -> AdapterPolicy:
     """Return the settings for adapters that are registered."""
     server = settings.server
     return AdapterPolicy(
@@ -103,5 +107,5 @@ def adapter_policy(settings: Settings) -> AdapterPolicy:
         max_bytes=server.lmi_adapter_max_size,
         code=server.lmi_custom_code,
         is_secure=bool(server.sagemaker_secure_mode),
-        forbidden=partial(adapter_violations, settings),
+        forbidden=partial(security.adapter_violations, settings),
     )

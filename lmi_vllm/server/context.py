@@ -26,6 +26,8 @@ from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import EngineArguments, ServingProfile
 from lmi_vllm.server.plan import StartPlan
+from lmi_vllm.sources.table import Sources
+from lmi_vllm.translate.configuration import Configuration
 
 logger = logging.getLogger(__name__)
 
@@ -94,6 +96,7 @@ class ReadyModel:
 class ServerEvents:
     """Callbacks of extras on the server's lifecycle; `is_first` is false in a further process."""
 
+    sources: Sources
     is_first: bool = True
     # Called with each engine that is to be started, or joined by a further process.
     on_plan: list[Callable[[Settings, EngineArguments], None]] = field(default_factory=list)
@@ -126,13 +129,14 @@ class ServerContext:
     processes read theirs: os.environ, except in tests.
     """
 
+    configuration: Configuration
     service: InferenceService
     environ: Mapping[str, str]
     exports: MutableMapping[str, str]
     engine_factory: EngineFactory
     processes: ProcessGroup
     clock: Clock
-    events: ServerEvents = field(default_factory=ServerEvents)
+    events: ServerEvents
 
 
 def new_service(settings: Settings, clock: Clock) -> InferenceService:

@@ -1,15 +1,15 @@
 """The table of engines: by name, and engines of extras by the models that they run."""
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Final
 
-from lmi_vllm.checks.model import own_engine
+from lmi_vllm.checks.model import OwnEngines
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.engine.base import Engine, EngineClient
 from lmi_vllm.engine.factory import EngineFactory
 from lmi_vllm.engine.vllm.factory import VllmFactory
 from lmi_vllm.errors import ConfigurationError
-from lmi_vllm.extension import extras
+from lmi_vllm.extension import Lazy, extras
 from lmi_vllm.messages import EngineArguments, ServingProfile
 
 VLLM: Final = "vllm"
@@ -32,14 +32,19 @@ def check_engine_kind(settings: Settings, kind: str) -> None:
 
 
 def engine_factory(
-    name: str, environ: Mapping[str, str], exports: MutableMapping[str, str], log_format: str
+    name: str,
+    environ: Mapping[str, str],
+    exports: MutableMapping[str, str],
+    log_format: str,
+    own: OwnEngines,
 ) -> EngineFactory:
     """Return the factory of that name; it uses engines of extras for the models they run.
 
     `environ` are the variables that the server got, `exports` those of its process.
     """
     if name == VLLM:
-        return EnginesByModel(VllmFactory(exports, log_format))
+        made = {one: make for extra in extras().values() for one, make in extra.engines.items()}
+        return EnginesByModel(VllmFactory(exports, log_format), own, made)
     named = next(extra.named_engines for extra in extras().values() if name in extra.named_engines)
     return named[name].load()(environ)
 
@@ -47,8 +52,15 @@ def engine_factory(
 class EnginesByModel:
     """The engine of an extra for the models that it runs, the named one for all others."""
 
-    def __init__(self, usual: EngineFactory) -> None:
+    def __init__(
+        self,
+        usual: EngineFactory,
+        own: OwnEngines,
+        factories: Mapping[str, Lazy[Callable[[], EngineFactory]]],
+    ) -> None:
         self._usual = usual
+        self._of_models = own
+        self._factories = factories
         self._own: dict[str, EngineFactory] = {}
 
     def kind(self, arguments: EngineArguments) -> str:
@@ -78,7 +90,9 @@ class EnginesByModel:
         self._usual.abandon()
 
     def _of(self, arguments: EngineArguments) -> EngineFactory:
-        engine = own_engine(arguments.architectures, arguments.values)
+        engine = self._of_models.of(arguments.architectures, arguments.values)
         if engine is None:
             return self._usual
-        return self._own.setdefault(engine.name, engine.factory.load()())
+        if engine.name not in self._own:
+            self._own[engine.name] = self._factories[engine.name].load()()
+        return self._own[engine.name]

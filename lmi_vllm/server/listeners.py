@@ -9,7 +9,7 @@ from types import MappingProxyType
 from aiohttp import web
 
 from lmi_vllm.clock import CONNECTION_CLOSE_SECONDS
-from lmi_vllm.config.listen import ListenAddress, api_keys, listen_plan, listener_tls
+from lmi_vllm.config.listen import ListenAddress, MakeTls, api_keys, listen_plan, listener_tls
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import StartupError
 from lmi_vllm.extension import extension, extensions
@@ -65,6 +65,7 @@ async def open_listeners(
     service: InferenceService,
     settings: Settings,
     environ: Mapping[str, str],
+    make_tls: MakeTls,
     explain: Callable[[], Mapping[str, object]],
     inner_socket: str = "",
 ) -> Listeners:
@@ -78,7 +79,7 @@ async def open_listeners(
     """
     plan = listen_plan(settings.server)
     options = web_options(settings)
-    tls = listener_tls(settings, environ)
+    tls = listener_tls(settings, environ, make_tls)
     context = ListenerContext(settings, environ, explain, plan.inference, bool(options.api_keys))
     if plan.management is None:
         options = replace(options, groups=_groups(context))

@@ -12,7 +12,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final, Protocol
 
-from lmi_vllm.checks.secure_mode import start_violations
 from lmi_vllm.config.model_source import with_files
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import ConfigurationError
@@ -20,8 +19,9 @@ from lmi_vllm.extension import extensions
 from lmi_vllm.messages import EngineArguments, ModelArtifacts
 from lmi_vllm.sources.base import DownloadProgress
 from lmi_vllm.sources.local import is_directory, is_file
-from lmi_vllm.sources.table import fetch_model, is_streamed_by_vllm
-from lmi_vllm.translate.arguments import Translation, translate_checkpoint
+from lmi_vllm.sources.table import Sources
+from lmi_vllm.translate.arguments import Translation
+from lmi_vllm.translate.configuration import Configuration
 from lmi_vllm.translate.model_files import mode_of
 
 logger = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ StartVariables = Callable[
 # From a reference and its revision to the local path.
 Fetch = Callable[[str, str | None], Awaitable[Path]]
 AdditionalDownload = Callable[[EngineArguments, Fetch], Awaitable[EngineArguments]]
-MakePackages = Callable[[ModelArtifacts, Mapping[str, str]], "ModelPackages"]
+MakePackages = Callable[[ModelArtifacts, Mapping[str, str], Sources], "ModelPackages"]
 # Repositories that vLLM would fetch by itself, and the argument with their revision.
 _ADDITIONAL_REPOSITORIES: Final = {"tokenizer": "tokenizer_revision", "hf_config_path": None}
 
@@ -75,24 +75,29 @@ class ModelFetch:
         self,
         model: ModelArtifacts,
         planned: Translation,
+        configuration: Configuration,
         environ: Mapping[str, str],
         report: Callable[[DownloadProgress], None],
     ) -> None:
         self._model = model
         self._planned = planned
+        self._configuration = configuration
+        self._sources = configuration.sources
         self._arguments = planned.arguments
         self._settings = settings = planned.settings
         self._environ = {**environ, **settings.environment_exports}
         self._report = report
         may_run = settings.server.lmi_custom_code != "none"
         makers = extensions(lambda extra: extra.packages) if may_run else ()
-        self._packages = tuple(make(model, self._environ) for make in makers)
+        self._packages = tuple(make(model, self._environ, self._sources) for make in makers)
 
     @property
     def is_streamed(self) -> bool:
         """Whether vLLM itself streams the weights from object storage."""
         load_format = str(self._arguments.values.get("load_format"))
-        return load_format.startswith("runai_streamer") and is_streamed_by_vllm(self._model.model)
+        return load_format.startswith("runai_streamer") and self._sources.is_streamed_by_vllm(
+            self._model.model
+        )
 
     async def install_first(self) -> bool:
         """Install the packages that are known before the fetch.
@@ -153,13 +158,15 @@ class ModelFetch:
             load_format=_text(self._arguments.values.get("load_format")),
             ignore_patterns=self._settings.model.ignore_patterns,
         )
-        model = with_files(self._model, self._settings, local)
+        model = with_files(self._model, self._settings, local, self._sources)
         values: dict[str, object] = {**self._arguments.values, "model": str(local)}
         values.pop("revision", None)  # the fetched files are that revision
         if self.is_streamed:  # only the small files were fetched, without the weights
             values["model_weights"] = f"{self._model.model.rstrip('/*')}/"
         fetched = replace(self._arguments, values=values)
-        translation = translate_checkpoint(self._settings, model, planned.devices, fetched)
+        translation = self._configuration.translator.translate_checkpoint(
+            self._settings, model, planned.devices, fetched
+        )
         if translation.errors:
             raise ConfigurationError(translation.errors)
         late = (*translation.warnings, *self._unread(model))
@@ -205,7 +212,7 @@ class ModelFetch:
     ) -> Path:
         folder = self._settings.model.download_dir
         fetch = partial(
-            fetch_model,
+            self._sources.fetch_model,
             reference,
             revision=revision,
             environ=self._environ,
@@ -217,7 +224,8 @@ class ModelFetch:
         return await asyncio.to_thread(fetch)
 
     def _check_security(self, model: ModelArtifacts) -> None:
-        if violations := start_violations(self._settings, self._environ, model.directory):
+        security = self._configuration.security
+        if violations := security.start_violations(self._settings, self._environ, model.directory):
             raise ConfigurationError(violations)
 
 

@@ -16,9 +16,9 @@ from lmi_vllm.server.model_start import ModelStart
 from lmi_vllm.server.plan import StartPlan, plan_start
 from lmi_vllm.server.supervisor import FailurePolicy, Outcome, Supervisor
 from lmi_vllm.telemetry.log_handler import print_lines
-from lmi_vllm.translate.arguments import Translation, translate_start
+from lmi_vllm.translate.arguments import Translation
 from lmi_vllm.translate.devices import detect_devices
-from lmi_vllm.translate.explain import as_document, explain
+from lmi_vllm.translate.explain import as_document
 
 logger = logging.getLogger(__name__)
 
@@ -58,9 +58,11 @@ class ModelManager:
         make = partial(self._supervisor_for, url, curl)
         try:
             settings = await complete_settings(
-                settings, self._typed, context.environ, lifecycle.start
+                settings, self._typed, context.environ, lifecycle.start, context.configuration
             )
-            plan = await asyncio.to_thread(plan_start, settings, context.environ, context.exports)
+            plan = await asyncio.to_thread(
+                plan_start, context.configuration, settings, context.environ, context.exports
+            )
             if plan is None:
                 return await self._wait_for_models(url, make)
             self._running = supervisor = make(plan, settings)
@@ -83,13 +85,14 @@ class ModelManager:
     def explained(self) -> Mapping[str, object]:
         """Return what `lmi-vllm explain --format json` would print, secrets masked."""
         translation = self._unplanned if self._start is None else self._start.translation
-        return as_document(explain(translation))
+        return as_document(self._context.configuration.explain(translation))
 
     @cached_property
     def _unplanned(self) -> Translation:
         """The translation of the settings while no start is planned."""
         environ = self._context.environ
-        return translate_start(self._settings, environ, detect_devices(environ))
+        translate = self._context.configuration.translator.translate_start
+        return translate(self._settings, environ, detect_devices(environ))
 
     async def _wait_for_models(self, url: str, make: MakeSupervisor) -> Outcome:
         """Serve as a healthy server without a model; POST /models loads one."""

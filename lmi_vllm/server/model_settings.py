@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
 
-from lmi_vllm.config.load import load_settings
 from lmi_vllm.config.model_source import find_in_store
 from lmi_vllm.config.properties import parse_properties, read_properties
 from lmi_vllm.config.setting import CommandLine
@@ -18,7 +17,7 @@ from lmi_vllm.config.settings import Settings
 from lmi_vllm.inference.lifecycle import Phase, StartProgress
 from lmi_vllm.sources.archives import is_archive, unpack
 from lmi_vllm.sources.model_store import PROPERTIES_NAME
-from lmi_vllm.sources.table import fetch_model, is_store, read_text
+from lmi_vllm.translate.configuration import Configuration
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +27,7 @@ async def complete_settings(
     typed: CommandLine,
     environ: Mapping[str, str],
     start: StartProgress,
+    configuration: Configuration,
 ) -> Settings:
     """`settings` with those of the model's own serving.properties, which is fetched or unpacked.
 
@@ -39,24 +39,25 @@ async def complete_settings(
         start.enter(Phase.DOWNLOAD)
         logger.info("unpacking %s", finding.archive)
         await asyncio.to_thread(unpack, finding.archive, environ, str(finding.archive))
-        settings = load_settings(environ, typed)
+        settings = configuration.load(environ, typed)
     named = typed.model or environ.get("HF_MODEL_ID", "").strip()
     if settings.model.model_id is None and finding.url:
         named = finding.url
-    if not is_store(named) or settings.properties is not None:
+    sources = configuration.sources
+    if not sources.is_store(named) or settings.properties is not None:
         return settings
     if not is_archive(named):
-        text = await asyncio.to_thread(read_text, named, PROPERTIES_NAME, environ)
+        text = await asyncio.to_thread(sources.read_text, named, PROPERTIES_NAME, environ)
         origin = f"{named.rstrip('/*')}/{PROPERTIES_NAME}"
         properties = None if text is None else parse_properties(text, origin)
     else:
         start.enter(Phase.DOWNLOAD)
         fetch = partial(
-            fetch_model,
+            sources.fetch_model,
             named,
             environ=environ,
             on_progress=lambda progress: start.report(asdict(progress)),
         )
         path = await asyncio.to_thread(fetch) / PROPERTIES_NAME
         properties = read_properties(path) if path.is_file() else None
-    return settings if properties is None else load_settings(environ, typed, properties)
+    return settings if properties is None else configuration.load(environ, typed, properties)

@@ -34,6 +34,7 @@ class ModelStart:
         self._files = ModelFetch(
             plan.model,
             plan.translation,
+            context.configuration,
             context.environ,
             lambda progress: self._progress.report(asdict(progress)),
         )
@@ -115,6 +116,7 @@ class ModelStart:
         if adapters is None:
             adapters = await load_adapters(
                 ready,
+                self._context.configuration,
                 self._context.environ,
                 engine,
                 load_code=self._code.load_adapter,
@@ -141,6 +143,7 @@ class ModelStart:
             self._context.environ,
             plan.model,
             plan.arguments,
+            self._context.configuration.sources,
         )
         made = (make(planned) for make in extensions(lambda extra: extra.around_start))
         return tuple(each for each in made if each is not None)

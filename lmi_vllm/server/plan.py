@@ -8,18 +8,17 @@ from functools import partial
 from types import MappingProxyType
 from typing import Protocol
 
-from lmi_vllm.checks.model_config import read_model_files
 from lmi_vllm.checks.platform import check_cache_folders, check_shared_memory
-from lmi_vllm.checks.secure_mode import start_violations
 from lmi_vllm.config.secrets import mask_urls
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import ConfigurationError
 from lmi_vllm.extension import extensions
 from lmi_vllm.messages import EngineArguments, ModelArtifacts
 from lmi_vllm.server.code_start import code_loader
-from lmi_vllm.translate.arguments import Translation, translate_start
+from lmi_vllm.sources.table import Sources
+from lmi_vllm.translate.arguments import Translation
+from lmi_vllm.translate.configuration import Configuration
 from lmi_vllm.translate.devices import detect_devices
-from lmi_vllm.translate.explain import explain
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +60,7 @@ class PlannedStart:
     environ: Mapping[str, str]
     model: ModelArtifacts
     arguments: EngineArguments
+    sources: Sources
 
 
 class AroundStart(Protocol):
@@ -81,7 +81,10 @@ class AroundStart(Protocol):
 
 
 def plan_start(
-    settings: Settings, environ: Mapping[str, str], exports: MutableMapping[str, str]
+    configuration: Configuration,
+    settings: Settings,
+    environ: Mapping[str, str],
+    exports: MutableMapping[str, str],
 ) -> StartPlan | None:
     """Return the planned start; None if the server is to start without a model.
 
@@ -92,9 +95,10 @@ def plan_start(
         StartupError: the settings name no model, or one that cannot be served.
     """
     exports.update(settings.environment_exports)
-    read = partial(read_model_files, environ={**environ, **settings.environment_exports})
-    translation = translate_start(settings, environ, detect_devices(environ), read)
-    explanation = explain(translation)
+    own = {**environ, **settings.environment_exports}
+    read, devices = partial(configuration.read_model_files, environ=own), detect_devices(environ)
+    translation = configuration.translator.translate_start(settings, environ, devices, read)
+    explanation = configuration.explain(translation)
     if explanation.errors:
         raise ConfigurationError(explanation.errors)
     if translation.missing is not None:
@@ -103,13 +107,14 @@ def plan_start(
     if model is None:
         return None
     checks = extensions(lambda extra: extra.plan_checks)
-    if violations := start_violations(settings, environ, model.directory):
+    security = configuration.security
+    if violations := security.start_violations(settings, environ, model.directory):
         raise ConfigurationError(violations)
     if errors := tuple(error for check in checks for error in check(settings)):
         raise ConfigurationError(errors)
     code = code_loader(settings).check(settings, model)
     shared = check_shared_memory(arguments.number("tensor_parallel_size", 1))
-    caches = check_cache_folders({**environ, **settings.environment_exports})
+    caches = check_cache_folders(own)
     for warning in (*explanation.warnings, *code, *shared, *caches):
         logger.warning("%s", warning)
     shown = {name: explanation.engine_args.get(name) for name in arguments.values}

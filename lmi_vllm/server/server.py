@@ -28,6 +28,7 @@ from lmi_vllm.server.listeners import open_listeners
 from lmi_vllm.server.model_manager import ModelManager
 from lmi_vllm.server.supervisor import Outcome
 from lmi_vllm.telemetry.metrics import DRAINED, DRAINS
+from lmi_vllm.translate.configuration import Configuration
 
 logger = logging.getLogger(__name__)
 
@@ -35,8 +36,9 @@ logger = logging.getLogger(__name__)
 class Server:
     """Serves one model, from an open port to a clean end."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - one name for each thing that a server is made of
         self,
+        configuration: Configuration,
         settings: Settings,
         typed: CommandLine,
         environ: Mapping[str, str],
@@ -48,11 +50,13 @@ class Server:
         self._environ = environ
         self._clock = clock = clock or Clock()
         self.service = new_service(settings, clock)
-        self._events = ServerEvents()
+        self._configuration = configuration
+        self._events = ServerEvents(configuration.sources)
         self._processes = _processes(self.service, settings, environ)
         context = ServerContext(
-            self.service, environ, exports, engine_factory, self._processes, clock, self._events
-        )
+            configuration, self.service, environ, exports, engine_factory, self._processes, clock,
+            self._events,
+        )  # fmt: skip
         self._models = ModelManager(context, settings, typed)
 
     async def run(self, stop: asyncio.Event) -> tuple[int, str]:
@@ -76,6 +80,7 @@ class Server:
             self.service,
             self._settings,
             self._environ,
+            self._configuration.make_tls,
             self._models.explained,
             self._processes.first_socket,
         )

@@ -1,4 +1,4 @@
-"""Archives of models and adapters; the extra `archives` extracts them.
+"""Archives of models and adapters: `.tar.gz`, `.tgz`, `.zip` and LMI's `.mar`.
 
 A local archive is unpacked into the cache, under a name made from its path, size and time, so a
 changed archive is unpacked again.
@@ -10,16 +10,15 @@ from pathlib import Path
 from typing import Final
 
 from lmi_vllm.errors import DownloadError
-from lmi_vllm.extension import extension
 from lmi_vllm.sources.base import Limits
+from lmi_vllm.sources.extract import ZIP_SUFFIXES, extract_archive
 from lmi_vllm.sources.local import cache_directory
 
 TAR_SUFFIXES: Final = (".tar.gz", ".tgz")
-ZIP_SUFFIXES: Final = (".zip", ".mar")
 
 
 def is_archive(name: str) -> bool:
-    """Whether `name` is an archive that `extract_archive` reads."""
+    """Whether `name` is an archive that can be unpacked."""
     return name.lower().endswith(TAR_SUFFIXES + ZIP_SUFFIXES)
 
 
@@ -28,19 +27,6 @@ def without_archive_ending(name: str) -> str:
     endings = TAR_SUFFIXES + ZIP_SUFFIXES
     ending = next((end for end in endings if name.lower().endswith(end)), "")
     return name.removesuffix(name[len(name) - len(ending) :])
-
-
-def extract_archive(
-    archive: Path, destination: Path, source: str, limits: Limits | None = None
-) -> Mapping[str, int]:
-    """Extract `archive` below `destination`; return name and size of every file.
-
-    `source` is the name of the archive in errors.
-
-    Raises:
-        DownloadError: it is damaged, beyond `limits`, or holds what is never extracted.
-    """
-    return extension(lambda extra: extra.archives)(archive, destination, source, limits)
 
 
 def unpacked_directory(archive: Path, environ: Mapping[str, str], kind: str = "model") -> Path:

@@ -171,14 +171,14 @@ class RepositoryFiles:
 
 
 class Repositories(Source, Protocol):
-    """The source of ids of a hub, which are neither paths nor URLs; an extra has it."""
+    """The source of ids of a hub, which are neither paths nor URLs."""
 
     def list_files(self, request: FetchRequest) -> RepositoryFiles:
         """Every file of the requested repository; raises the errors of an ObjectStore."""
 
 
 class Store(Source, Protocol):
-    """A source of one URL scheme; an extra has it.
+    """A source of one URL scheme.
 
     Below such a URL is a whole model directory: its options, code and adapters count. A hub model
     is only weights.

@@ -2,11 +2,15 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Final
 
+from lmi_vllm.checks.model import OwnEngines
+from lmi_vllm.config.option_table import OptionTable
 from lmi_vllm.config.setting import Sentence, Setting
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.messages import DEFAULT_ORIGIN, ModelArtifacts, Origin, OriginKind
+from lmi_vllm.sources.table import Sources
 from lmi_vllm.translate.devices import Devices
 
 # Origins of copies that no setting asks for.
@@ -20,6 +24,9 @@ class ArgumentDraft:
     settings: Settings
     model: ModelArtifacts | None
     devices: Devices
+    options: OptionTable
+    sources: Sources
+    engines: OwnEngines
     values: dict[str, object] = field(default_factory=dict)
     origins: dict[str, Origin] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
@@ -59,7 +66,16 @@ class ArgumentDraft:
         return f"{argument} ({self.origins.get(argument, DEFAULT_ORIGIN)})"
 
 
-# A rule of the translation, of the core or an extra.
+class RulePhase(Enum):
+    """What is known when a rule runs."""
+
+    WRITTEN = "what was written"
+    DEFAULTS = "all arguments, those included that LMI always passes"
+    PLACED = "the parallel sizes"
+    CHECKPOINT = "the model's config.json, which is empty until it can be read"
+
+
+# A rule of the translation.
 Rule = Callable[[ArgumentDraft], None]
 # A note of `explain` on a setting (empty for none), and settings that it shows besides.
 ExplainedNote = Callable[[Setting], str]

@@ -10,9 +10,9 @@ from lmi_vllm.config.options.row import EffectWord
 from lmi_vllm.config.secrets import MASK, is_secret, mask_urls, mask_value
 from lmi_vllm.config.setting import Setting
 from lmi_vllm.config.settings import Settings
-from lmi_vllm.extension import extensions
 from lmi_vllm.messages import DEFAULT_ORIGIN, ModelArtifacts, Origin, OriginKind
 from lmi_vllm.translate.arguments import Translation
+from lmi_vllm.translate.draft import ExplainedNote, ExplainedRows
 
 _NO_MODEL: Final = (
     "no model found: serve would stop; set HF_MODEL_ID, option.model_id or --model-store"
@@ -35,14 +35,22 @@ class Explanation:
         return 2 if self.errors else 0
 
 
-def explain(translation: Translation) -> Explanation:
+@dataclass(frozen=True, slots=True)
+class ExplainedDefaults:
+    """What `explain` adds about defaults: a note on a setting (empty for none), and rows."""
+
+    note: ExplainedNote = lambda _: ""
+    rows: ExplainedRows = lambda _: ()
+
+
+def explain(translation: Translation, defaults: ExplainedDefaults) -> Explanation:
     """The explanation of a translation, without secrets."""
     settings, hide = translation.settings, _secret_hider(translation.settings)
     values = translation.arguments.values
     return Explanation(
         engine_args={name: mask_value(name, value) for name, value in values.items()},
         server=_server(settings),
-        options=tuple(_rows(settings, translation, translation.model)),
+        options=tuple(_rows(settings, translation, defaults)),
         warnings=tuple(dict.fromkeys(map(hide, translation.warnings))),
         errors=tuple(dict.fromkeys(map(hide, translation.errors))),
     )
@@ -76,14 +84,12 @@ def _server(settings: Settings) -> dict[str, object]:
 
 
 def _rows(
-    settings: Settings, translation: Translation, model: ModelArtifacts | None
+    settings: Settings, translation: Translation, defaults: ExplainedDefaults
 ) -> Iterable[dict[str, object]]:
     """One row for each option with a value: written ones first."""
-    known = [*settings.all_details()]
-    for rows in extensions(lambda extra: extra.explained_rows):
-        known += rows(settings)
+    known = [*settings.all_details(), *defaults.rows(settings)]
     if settings.model.model_id is None:
-        known.insert(0, _model_row(model))
+        known.insert(0, _model_row(translation.model))
     for setting in sorted([*known, *settings.others], key=lambda setting: not setting.is_set):
         yield {
             "name": setting.written.removeprefix("option.") or setting.name,
@@ -91,7 +97,7 @@ def _rows(
             "origin": str(setting.origin),
             "effect": str(setting.effect),
             "target": ", ".join(setting.targets),
-            "note": mask_urls(_note(setting, translation)),
+            "note": mask_urls(_note(setting, translation, defaults.note)),
         }
 
 
@@ -104,7 +110,7 @@ def _model_row(model: ModelArtifacts | None) -> Setting:
     return Setting("model_id", model.model, origin, EffectWord.MAPS_TO, ("model",), note)
 
 
-def _note(setting: Setting, translation: Translation) -> str:
+def _note(setting: Setting, translation: Translation, note: ExplainedNote) -> str:
     """The row's note, and the engine argument if it differs from the value."""
     values = translation.arguments.values
     became = [
@@ -113,8 +119,7 @@ def _note(setting: Setting, translation: Translation) -> str:
         if setting.is_set and target in values and values[target] != setting.value
         and translation.arguments.origins.get(target) == setting.origin
     ]  # fmt: skip
-    notes = extensions(lambda extra: extra.explained_note)
-    said = [setting.note, *(note(setting) for note in notes)]
+    said = [setting.note, note(setting)]
     said += [f"Became {', '.join(became)}."] if became else []
     return " ".join(filter(None, said))
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from lmi_vllm.checks.model import head_counts, own_engine, text_part
+from lmi_vllm.checks.model import head_counts, text_part
 from lmi_vllm.translate.draft import ArgumentDraft
 
 
@@ -37,7 +37,7 @@ def _sizes(heads: int, kv_heads: int) -> Iterator[int]:
 
 def _counts(draft: ArgumentDraft) -> tuple[int | None, int | None]:
     """The heads of a model that vLLM runs, with what `hf_overrides` changes."""
-    if not draft.config or own_engine(draft.architectures, draft.values) is not None:
+    if not draft.config or draft.engines.of(draft.architectures, draft.values) is not None:
         return None, None
     overrides = draft.values.get("hf_overrides")
     changes = overrides if isinstance(overrides, Mapping) else {}

@@ -12,7 +12,6 @@ from lmi_vllm.config.vllm_schema import installed_release, load_release
 from lmi_vllm.demo import DEMO_MODEL_DIR
 from lmi_vllm.messages import DEFAULT_ORIGIN, Origin, OriginKind
 from lmi_vllm.sources.local import is_directory, is_file, without_file_scheme
-from lmi_vllm.sources.table import is_store
 from lmi_vllm.translate.draft import ArgumentDraft
 
 _TASKS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
@@ -255,7 +254,7 @@ def entry_point(draft: ArgumentDraft) -> None:
     file, model = draft.settings.model.entry_point, draft.model
     if file is None or model is None:
         return
-    if file.startswith(("http://", "https://")) or is_store(model.reference):
+    if file.startswith(("http://", "https://")) or draft.sources.is_store(model.reference):
         return
     path = (model.directory or Path("/nonexistent")) / file
     if not is_file(path):

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from lmi_vllm.config.options import all_rows
 from lmi_vllm.config.options.row import EffectWord
 from lmi_vllm.config.vllm_schema import coerce, load_release
 from lmi_vllm.errors import ConfigurationError
 from lmi_vllm.messages import EngineArguments
+from tests.support.assembled import OPTIONS
 from tests.support.vllm_namespace import namespace_of
 
 pytestmark = pytest.mark.vllm
@@ -112,7 +112,7 @@ def test_devices_that_we_choose_arrive_as_numbers() -> None:
 def test_every_target_of_the_option_table_is_a_field() -> None:
     """Each `maps_to` names an argument vLLM has."""
     engine = load_release().engine
-    for row in all_rows().options:
+    for row in OPTIONS.rows.options:
         if row.effect.word is EffectWord.MAPS_TO:
             assert set(row.effect.targets) <= set(engine), row.name
 

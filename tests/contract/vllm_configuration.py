@@ -6,14 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lmi_vllm.config.load import load_settings
 from lmi_vllm.config.model_source import locate_model
 from lmi_vllm.demo import DEMO_MODEL_DIR
 from lmi_vllm.engine.vllm.configuration import engine_args_from
 from lmi_vllm.errors import ConfigurationError
 from lmi_vllm.messages import EngineArguments
-from lmi_vllm.translate.arguments import translate
 from lmi_vllm.translate.devices import Devices
+from tests.support.assembled import load_settings, translate
 from tests.support.vllm_namespace import namespace_of
 
 _PLAIN = "option.dtype=fp32\noption.enforce_eager=true\n"

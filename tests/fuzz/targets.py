@@ -26,7 +26,7 @@ from lmi_vllm.inference.lmi_lane import parse_lmi_request
 from lmi_vllm.inference.pipeline import PayloadKind, dispatch
 from lmi_vllm.inference.request.body import check_limits, decode_body, form_field, sequence_count
 from lmi_vllm.messages import InferenceCall, RequestLimits, ServingProfile
-from lmi_vllm.sources.archives import extract_archive
+from lmi_vllm.sources.extract import extract_archive
 from lmi_vllm.web.inference_routes import request_properties
 
 CONTENT_TYPES: Final = (

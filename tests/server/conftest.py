@@ -12,12 +12,12 @@ import aiohttp
 import pytest
 
 from lmi_vllm.clock import Clock
-from lmi_vllm.config.load import load_settings
 from lmi_vllm.config.setting import CommandLine
 from lmi_vllm.extras.scripted.engine import ScriptedEngine, ScriptedFactory
 from lmi_vllm.inference.lifecycle import Phase, State
 from lmi_vllm.server.server import Server
 from lmi_vllm.server.supervisor import RESTART_PAUSE_SECONDS
+from tests.support.assembled import CONFIGURATION, load_settings
 
 REAL_SECONDS = 10.0  # of waiting for what needs no time of the test's clock
 WARM_UP_JOBS = 2  # with which a start proves its engine
@@ -146,7 +146,9 @@ class Serving:
         """Start it; returns when the port answers."""
         settings = load_settings(environ, typed)
         assert not settings.errors
-        self._server = Server(settings, typed, environ, self.engines, self.exports, self.clock)
+        self._server = Server(
+            CONFIGURATION, settings, typed, environ, self.engines, self.exports, self.clock
+        )
         self._session = aiohttp.ClientSession()
         self._run = asyncio.create_task(self._server.run(self.stop))
         await until(lambda: self._run.done() or "Listening on " in self.printed())

@@ -6,16 +6,16 @@ from collections.abc import AsyncIterator
 import pytest
 
 from lmi_vllm.adapters.registry import AdapterRegistry
-from lmi_vllm.config.load import load_settings
 from lmi_vllm.config.setting import CommandLine
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import EngineStartError
 from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.messages import ServingProfile
-from lmi_vllm.server.context import ProcessGroup, ServerContext, new_service
+from lmi_vllm.server.context import ProcessGroup, ServerContext, ServerEvents, new_service
 from lmi_vllm.server.model_manager import ModelManager
 from lmi_vllm.server.supervisor import FRONT_ENDS_DIED, RESTART_PAUSE_SECONDS, Outcome
 from tests.server.conftest import Engines, ManualClock, until
+from tests.support.assembled import CONFIGURATION, SOURCES, load_settings
 
 
 class Processes(ProcessGroup):
@@ -52,7 +52,10 @@ class RunningModel:
         settings = load_settings(environ, typed)
         self.clock, self.processes = ManualClock(), Processes()
         self.service = new_service(settings, self.clock)
-        context = ServerContext(self.service, environ, {}, engines, self.processes, self.clock)
+        context = ServerContext(
+            CONFIGURATION, self.service, environ, {}, engines, self.processes, self.clock,
+            ServerEvents(SOURCES),
+        )  # fmt: skip
         self._keeper = ModelManager(context, settings, typed)
         self.run = asyncio.create_task(self._keeper.run("http://h", "curl"))
 

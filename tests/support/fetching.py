@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 CODE = (
-    "import os, sys; from lmi_vllm.sources.table import fetch_model; "
-    "print(fetch_model(sys.argv[1], environ=os.environ))"
+    "import os, sys; from lmi_vllm.assembly import configuration; "
+    "print(configuration().sources.fetch_model(sys.argv[1], environ=os.environ))"
 )
 
 

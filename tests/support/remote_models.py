@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from lmi_vllm.commands import explain
-from lmi_vllm.config.load import load_settings
 from lmi_vllm.server.plan import StartPlan, plan_start
+from tests.support.assembled import CONFIGURATION, load_settings
 from tests.support.hub_server import Repository, hub_server
 from tests.support.s3_server import BUCKET, s3_server
 
@@ -42,7 +42,7 @@ def in_s3(config: Mapping[str, object]) -> Iterator[tuple[dict[str, str], list[s
 
 def planned(environ: Mapping[str, str]) -> StartPlan:
     """Return what `serve` would start; refused before anything is fetched."""
-    plan = plan_start(load_settings(environ), environ, {})
+    plan = plan_start(CONFIGURATION, load_settings(environ), environ, {})
     assert plan is not None
     return plan
 
@@ -52,8 +52,8 @@ def explained(
 ) -> Mapping[str, Any]:
     """Return what `explain` prints, on four GPUs."""
     parser = argparse.ArgumentParser()
-    explain.add_arguments(parser)
+    explain.add_arguments(parser, CONFIGURATION)
     given = ["--format", "json", "--gpus", "4", "--model-store", "/nonexistent", *flags]
-    explain.run(parser.parse_args(given), environ)
+    explain.run(parser.parse_args(given), environ, CONFIGURATION)
     document: Mapping[str, Any] = json.loads(capsys.readouterr().out)
     return document

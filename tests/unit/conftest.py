@@ -16,6 +16,7 @@ import pytest
 
 from lmi_vllm.commands import explain
 from lmi_vllm.telemetry.records import RequestSummary
+from tests.support.assembled import CONFIGURATION
 
 if TYPE_CHECKING:
     from tests.support.s3_server import S3Server
@@ -83,13 +84,13 @@ def explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> ExplainRun:
         if isinstance(environ, str):
             environ = dict(pair.split("=", 1) for pair in environ.split())
         parser = argparse.ArgumentParser()
-        explain.add_arguments(parser)
+        explain.add_arguments(parser, CONFIGURATION)
         given = ["--format", "json", "--model-store", str(store), *flags]
         if "HF_ENDPOINT" not in environ and "AWS_ENDPOINT_URL" not in environ:
             given.append("--offline")  # a test that has a hub says where
         if "--gpus" not in flags:
             given += ["--gpus", "4"]
-        exit_code = explain.run(parser.parse_args(given), environ)
+        exit_code = explain.run(parser.parse_args(given), environ, CONFIGURATION)
         return Explained(exit_code, json.loads(capsys.readouterr().out))
 
     return run

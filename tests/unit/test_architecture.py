@@ -10,7 +10,7 @@ import pytest
 import lmi_vllm
 
 PACKAGE = Path(lmi_vllm.__file__).parent
-SHARED = r"(errors|messages|hooks|multipart|_version|extension|clock)\.\w+"
+SHARED = r"(errors|messages|hooks|multipart|_version|extension|clock|slot)\.\w+"
 DEMO = r"demo\.DEMO_MODEL_DIR"
 ENGINE = r"engine\.base\..*"
 # Room -> what of ours it may import besides itself (pattern over the dotted name below lmi_vllm).
@@ -22,16 +22,15 @@ PACKAGES = {
     "multipart": r"errors\..*",
     "_version": r"",
     # The types of what an extra adds, for the type checker only.
-    "extension": r"translate\.draft\.(Explained(Note|Rows)|Rule)"
-    r"|web\.request\.(PathPrefix|RouteGroup)"
-    r"|checks\.secure_mode\.(Adapter|Start)Check"
-    r"|commands\.serve\.RunMode|config\.settings\.(Extra)?Settings"
+    "extension": r"web\.request\.(PathPrefix|RouteGroup)"
+    r"|commands\.serve\.RunMode|config\.settings\.Settings"
     r"|server\.(model_files\.(AdditionalDownload|MakePackages|StartVariables)|model_manager\.WithoutModel|code_start\.CodeLoader)"
     r"|engine\.(base\.(CheckGrammar|EngineGrammars)|factory\.EngineFactory|vllm\.outputs\.TokenLane)"
     r"|server\.listeners\.ListenerContext"
     r"|server\.plan\.(AroundStart|PlannedStart|PlanVariables)"
-    r"|server\.context\.(ServerLifespan|MakeProcesses)|sources\.base\.(Extract|Repositories|Store)",
+    r"|server\.context\.(ServerLifespan|MakeProcesses)",
     "clock": r"",
+    "slot": r"",
     "demo": r"",
     "telemetry": SHARED,
     "sources": SHARED,
@@ -48,7 +47,9 @@ PACKAGES = {
     r"|(adapters|inference|web|translate)\..*",
     "commands": rf"{SHARED}|(config|translate|checks|sources|telemetry|server)\..*"
     r"|engine\.(factory|vllm\.processes)\..*",
-    "cli": SHARED,  # verbs are imported by name
+    "cli": rf"{SHARED}|assembly\.\w+|translate\.configuration\.Configuration"
+    r"|extras\.\w+\.command",  # verbs are imported by name
+    "assembly": rf"{SHARED}|(config|translate|extras)\..*",
     "__main__": r"cli\.main",
     "__init__": r".*",  # the public names, imported when used
 }
@@ -60,8 +61,8 @@ LIBRARIES = {
     "aiohttp": r"(web|server|commands)/\w+\.py|cli\.py"
     r"|extras/(bench/http_client|(api_docs|console|front_ends|kserve|load_reports|media_urls|root_path"
     r"|management|tgi|vllm_adapters)/\w+)\.py",
-    "pydantic_settings": r"config/(settings|layers|options/row)\.py",
-    "pydantic": r"config/(settings|layers|options/row)\.py|inference/request/parameters\.py"
+    "pydantic_settings": r"config/(settings|raw_source|options/row)\.py",
+    "pydantic": r"config/(settings|raw_source|options/row)\.py|inference/request/parameters\.py"
     r"|(engine/vllm/(configuration|openai|routes)|extras/seq2seq/requests)\.py",
     "boto3": AWS,
     "botocore": AWS,
@@ -113,11 +114,16 @@ def touches_environment(tree: ast.AST) -> bool:
     return bool({"os.environ", "os.getenv"} & {*names, *imported_names(tree)})
 
 
+# Features that are programs of their own: they call the composition root, as `cli` does.
+PROGRAMS = r"extras/(front_ends/process|image/__main__)\.py"
+
+
 def allowed_names(path: str) -> str:
     """Return the pattern of what the file at `path` may import of ours."""
     package, *rest = path.split("/")
     if package == "extras":
-        return rf"(?!extras\b).*|extras\.({rest[0]}|transfer|host_memory|metrics)\..*"
+        roots = "extras" if re.fullmatch(PROGRAMS, path) else "extras|cli|assembly"
+        return rf"(?!({roots})\b).*|extras\.({rest[0]}|transfer|host_memory|metrics)\..*"
     package = package.removesuffix(".py")
     return rf"{PACKAGES[package]}|{package}\..*"
 
@@ -175,6 +181,7 @@ BREACHES = {
     "server/d.py": "import importlib\nimportlib.import_module('lmi_vllm.extras.seq2seq.engine')",
     "server/c.py": "from lmi_vllm.commands.serve import end_process",
     "extras/console/a.py": "from lmi_vllm.extras.bench.run import LoadRun",
+    "extras/console/b.py": "from lmi_vllm.assembly import configuration",
     "cli.py": "from lmi_vllm.web.app import create_app",
 }
 
@@ -231,3 +238,51 @@ def test_architecture_objects_are_complete_once_made() -> None:
     }
     assert found - SETTABLE == set()
     assert list(written_from_outside("registry.find = self.look")) == ["registry.find"]
+
+
+# Modules that import each other, types included: these may only become fewer.
+MOST_IN_ONE_CIRCLE = 34
+MOST_IN_CIRCLES = 45
+
+
+def arrows(path: str) -> set[str]:
+    """Return the modules of ours that the file imports, for the type checker too."""
+    known = {name.removesuffix(".py").replace("/", "."): name for name in FILES}
+    found = set()
+    for node in ast.walk(ast.parse((PACKAGE / path).read_text())):
+        if not isinstance(node, ast.Import | ast.ImportFrom):
+            continue
+        for name in imported_names(ast.Module([node], [])):
+            below = name.removeprefix("lmi_vllm.")
+            module, _, _ = below.rpartition(".")
+            for one in (below, module, f"{module}.__init__"):
+                if one in known and name != below:
+                    found.add(known[one])
+                    break
+    return found - {path}
+
+
+def circles(imports: dict[str, set[str]]) -> list[set[str]]:
+    """Return the groups of modules of which each reaches every other."""
+    reached: dict[str, set[str]] = {}
+    for start in imports:
+        seen, waiting = set[str](), [start]
+        while waiting:
+            more = imports[waiting.pop()] - seen
+            seen |= more
+            waiting += more
+        reached[start] = seen
+    groups = {
+        frozenset(other for other in reached[one] if one in reached[other])
+        for one in imports
+        if one in reached[one]
+    }
+    return sorted(map(set, groups), key=len)
+
+
+def test_architecture_circles_of_imports_become_fewer() -> None:
+    """Lower the two figures with each that goes; none may come."""
+    found = circles({path: arrows(path) for path in FILES})
+    assert len(found[-1]) <= MOST_IN_ONE_CIRCLE, found[-1]
+    assert sum(map(len, found)) <= MOST_IN_CIRCLES
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == [{"b", "c"}]

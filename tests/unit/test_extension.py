@@ -6,25 +6,34 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from itertools import chain
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import lmi_vllm
 from lmi_vllm import extension as extension_module
-from lmi_vllm.extension import ORDER, Extra, Lazy, Verb, extension, extensions, extras
+from lmi_vllm.assembly import CONFIGURES
+from lmi_vllm.cli import VERBS
+from lmi_vllm.extension import ORDER, Extra, Lazy, extension, extensions, extras
+from lmi_vllm.extras.hub.source import HuggingFaceHub
+from lmi_vllm.translate.configuration import ConfigurationBuilder
 from tests.unit.test_imports_exist import defined
 
 FOLDER = Path(lmi_vllm.__file__).parent / "extras"
 IMPORT_VLLM = {"token_lane"}  # ten seconds
 NAMES = sorted(path.parent.name for path in FOLDER.glob("*/__init__.py"))
+WITH_EXTRA = sorted(ORDER)
+
+
+def module_of(name: str) -> ModuleType:
+    """Return the package of that feature."""
+    return importlib.import_module(f"lmi_vllm.extras.{name}")
 
 
 def places(value: object) -> Iterator[str]:
     """Yield every place that an extra names, those within its rows included."""
     if isinstance(value, Lazy):
         yield value.place
-    elif isinstance(value, Verb):
-        yield from (f"{value.module}:add_arguments", f"{value.module}:run")
     elif isinstance(value, tuple):
         yield from chain(*map(places, value))
     elif isinstance(value, Mapping):
@@ -34,35 +43,41 @@ def places(value: object) -> Iterator[str]:
 
 
 def test_every_folder_is_in_the_order() -> None:
-    """Once, at the place that was chosen for it."""
-    assert sorted(extras()) == NAMES
+    """Once, at the place that was chosen for it; or it only configures, or is a verb."""
+    declaring = [name for name in NAMES if hasattr(module_of(name), "EXTRA")]
+    assert declaring == WITH_EXTRA
     assert list(extras()) == list(ORDER)
-    assert all(isinstance(extra, Extra) for extra in extras().values())
+    configuring = {name for name in NAMES if hasattr(module_of(name), "configure")}
+    named = {feature.__name__.rpartition(".")[2] for feature in CONFIGURES}
+    assert configuring == named
+    assert len(CONFIGURES) == len(named)
+    verbs = {verb.module.split(".")[2] for verb in VERBS.values() if ".extras." in verb.module}
+    assert {*NAMES} - configuring - {*declaring} == verbs | {"image"}
 
 
 def test_extension_point_is_read_from_all_extras(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the order of the list."""
     found = {
-        "a": Extra(rules=(Lazy("math:sin"), Lazy("math:cos"))),
-        "b": Extra(rules=(Lazy("math:tan"),), tls=Lazy("math:exp")),
+        "a": Extra(run_modes=(Lazy("math:sin"), Lazy("math:cos"))),
+        "b": Extra(run_modes=(Lazy("math:tan"),), media=Lazy("math:exp")),
     }
     monkeypatch.setattr(extension_module, "extras", lambda: found)
-    assert [*extensions(lambda extra: extra.rules)] == [math.sin, math.cos, math.tan]
-    assert [*extensions(lambda extra: extra.tls)] == [math.exp]
-    assert extension(lambda extra: extra.tls) is math.exp
+    assert [*extensions(lambda extra: extra.run_modes)] == [math.sin, math.cos, math.tan]
+    assert [*extensions(lambda extra: extra.media)] == [math.exp]
+    assert extension(lambda extra: extra.media) is math.exp
 
 
 def test_second_provider_of_one_thing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """By both names: none of them wins without a message."""
-    found = {"a": Extra(tls=Lazy("math:exp")), "b": Extra(tls=Lazy("math:sin")), "c": Extra()}
+    found = {"a": Extra(media=Lazy("math:exp")), "b": Extra(media=Lazy("math:sin")), "c": Extra()}
     monkeypatch.setattr(extension_module, "extras", lambda: found)
     with pytest.raises(ValueError, match="one extra must provide this: a and b"):
-        extension(lambda extra: extra.tls)
-    with pytest.raises(ValueError, match="one extra must provide this: none does"):
         extension(lambda extra: extra.media)
+    with pytest.raises(ValueError, match="one extra must provide this: none does"):
+        extension(lambda extra: extra.packages)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", WITH_EXTRA)
 def test_every_place_of_an_extra_exists(name: str) -> None:
     """A place is text, which no type checker reads."""
     for place in places(extras()[name]):
@@ -76,6 +91,23 @@ def test_every_place_of_an_extra_exists(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_declaration_of_an_extra_is_cheap(name: str) -> None:
     """`explain` reads all of them: each imports the registry and nothing of its own."""
-    module = importlib.import_module(f"lmi_vllm.extras.{name}")
+    module = module_of(name)
     own = {value.__module__ for value in vars(module).values() if hasattr(value, "__module__")}
-    assert {place for place in own if place.startswith("lmi_vllm")} <= {"lmi_vllm.extension"}
+    assert {place for place in own if place.startswith("lmi_vllm")} <= {
+        "lmi_vllm.extension",
+        module.__name__,
+    }
+
+
+def test_second_hub_is_refused_by_both_names() -> None:
+    """A slot takes one value."""
+    builder = ConfigurationBuilder()
+    builder.hub(HuggingFaceHub())
+    with pytest.raises(ValueError, match=r"hub: lmi_vllm.*HuggingFaceHub and builtins.object both"):
+        builder.hub(object())  # type: ignore[arg-type]
+
+
+def test_feature_that_is_missing_is_named() -> None:
+    """Not only where something first asks for it."""
+    with pytest.raises(ValueError, match="hub: nothing provides it"):
+        ConfigurationBuilder().build()

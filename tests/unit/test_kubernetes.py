@@ -10,11 +10,10 @@ import pytest
 import yaml
 from prometheus_client import generate_latest
 
-from lmi_vllm.cli import verbs
-from lmi_vllm.config.load import load_settings
+from lmi_vllm.cli import VERBS
 from lmi_vllm.extras.nodes.cluster import follows
-from lmi_vllm.translate.arguments import translate
 from lmi_vllm.translate.devices import Devices
+from tests.support.assembled import load_settings, translate
 from tests.support.custom_resources import (
     HTTP_ROUTE,
     INFERENCE_POOL,
@@ -182,8 +181,8 @@ def test_verbs_are_ours_and_the_fetched_model_is_the_one_served() -> None:
     """The init container fetches to where the server looks."""
     spec = load("deployment.yaml")["spec"]["template"]["spec"]
     (fetch,) = spec["initContainers"]
-    assert fetch["args"][0] in verbs()
-    assert server_container()["args"][0] in verbs()
+    assert fetch["args"][0] in VERBS
+    assert server_container()["args"][0] in VERBS
     environ = {item["name"]: item["value"] for item in server_container()["env"]}
     assert environ["HF_MODEL_ID"] == fetch["args"][-1]
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from lmi_vllm.config.load import load_settings
+from tests.support.assembled import load_settings
 
 CONFIG = Path(__file__).parent.parent.parent / "config"
 UNIT = CONFIG / "systemd" / "lmi-vllm.service"

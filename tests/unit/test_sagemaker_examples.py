@@ -18,7 +18,7 @@ import botocore.validate
 import pytest
 from botocore import xform_name
 
-from lmi_vllm.config.load import load_settings
+from tests.support.assembled import load_settings
 
 ROOT = Path(__file__).parent.parent.parent
 FOLDER = ROOT / "config" / "sagemaker"

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from lmi_vllm.commands import explain
+from tests.support.assembled import CONFIGURATION
 
 FOLDER = Path(__file__).parent.parent.parent / "config" / "samples"
 FILES = sorted(path for path in FOLDER.iterdir() if path.suffix in (".properties", ".env"))
@@ -52,8 +53,8 @@ def explained(path: Path, store: Path, capsys: pytest.CaptureFixture[str]) -> di
     words = ["--format", "json", "--gpus", "8", "--model-store", str(store)]
     words += [] if path.name in WITH_WARNINGS else ["--strict"]
     parser = argparse.ArgumentParser()
-    explain.add_arguments(parser)
-    code = explain.run(parser.parse_args(words), environ)
+    explain.add_arguments(parser, CONFIGURATION)
+    code = explain.run(parser.parse_args(words), environ, CONFIGURATION)
     printed = capsys.readouterr()
     assert (code, printed.err) == (0, ""), printed
     return dict(json.loads(printed.out))

@@ -1,19 +1,17 @@
 """The option table: every section, and the aliases of other servers' variables.
 
-row.py says how to write a row. Extras add sections (`ExtraSettings`, settings.py).
+row.py says how to write a row. Features add sections (`ExtraSettings`, settings.py); all of them
+together are an `OptionTable` (option_table.py).
 """
 
-import functools
 from dataclasses import dataclass
 from typing import Final
 
 from lmi_vllm.config.options.engine import Batching, Parallel
 from lmi_vllm.config.options.model import Lora, Model, Quantization
 from lmi_vllm.config.options.requests import Chat, Code, Serving
-from lmi_vllm.config.options.row import Rows
 from lmi_vllm.config.options.server import ServerKeys
 from lmi_vllm.config.options.variables import Variables
-from lmi_vllm.extension import extensions
 
 
 class ModelOptions(Model, Parallel, Batching, Quantization, Lora, Serving, Chat, Code):
@@ -27,13 +25,6 @@ class ServerOptions(ServerKeys, Variables):
 OPTIONS: Final = ModelOptions.rows
 SERVER_SETTINGS: Final = ServerKeys.rows
 ENVIRONMENT_SETTINGS: Final = Variables.rows
-
-
-@functools.cache
-def all_rows() -> Rows:
-    """The rows of the core and of the extras."""
-    brought = (row for kind in extensions(lambda extra: extra.settings) for row in kind.rows)
-    return Rows.of((*OPTIONS, *SERVER_SETTINGS, *ENVIRONMENT_SETTINGS, *brought))
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
+from lmi_vllm.config.option_table import OptionTable
 from lmi_vllm.config.other_servers.replacement import (
     Converter,
     Replacement,
@@ -14,7 +15,6 @@ from lmi_vllm.config.other_servers.replacement import (
 )
 from lmi_vllm.config.other_servers.vllm_flags import Flag
 from lmi_vllm.config.parsers import words
-from lmi_vllm.config.variable_names import find_option
 
 
 def _cors(name: str) -> Converter:
@@ -56,13 +56,13 @@ FRONT_END: Final[Mapping[str, Converter]] = MappingProxyType(
 _OTHER: Final = not_needed("it belongs to vLLM's own HTTP server, which this server replaces")
 
 
-def replacement_of(flag: Flag, flags: Sequence[Flag]) -> Replacement:
+def replacement_of(flag: Flag, flags: Sequence[Flag], options: OptionTable) -> Replacement:
     """Return what one flag of vLLM becomes."""
     if flag.problem:
         return Replacement(None, why=flag.problem, is_refused=True)
     if flag.name == "model":
         return Replacement("option.model_id", flag.text)
-    if flag.is_engine or find_option(flag.name) is not None:
+    if flag.is_engine or options.find(flag.name) is not None:
         return Replacement(f"option.{flag.name}", flag.text)
     if flag.name in ("host", "port"):
         return variable("SERVING_INFERENCE_ADDRESS", vllm_address(flags))

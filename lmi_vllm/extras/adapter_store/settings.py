@@ -9,7 +9,6 @@ from lmi_vllm.config.options.row import option, ours
 from lmi_vllm.config.settings import ExtraSettings
 from lmi_vllm.sources.base import Limits
 from lmi_vllm.sources.local import file_url_path, is_url
-from lmi_vllm.sources.table import is_store, unclaimed_reason
 from lmi_vllm.translate.draft import ArgumentDraft
 
 HUB_PREFIX: Final = "hf://"
@@ -55,8 +54,8 @@ def check_store(draft: ArgumentDraft) -> None:
             file_url_path(settings.adapter_store)
         except ValueError as error:
             draft.fail(f"{label}: {error}")
-        if is_url(settings.adapter_store) and not is_store(settings.adapter_store):
-            draft.fail(f"{label} {unclaimed_reason()}")
+        if is_url(settings.adapter_store) and not draft.sources.is_store(settings.adapter_store):
+            draft.fail(f"{label} {draft.sources.unclaimed_reason()}")
         return
     if not draft.settings.server.lmi_adapter_hub:
         draft.fail(f"{label} needs LMI_ADAPTER_HUB=true")

@@ -13,7 +13,6 @@ from lmi_vllm.extras.adapter_store.settings import HUB_PREFIX
 from lmi_vllm.extras.transfer import read_manifest
 from lmi_vllm.sources.base import FetchRequest, ObjectStore
 from lmi_vllm.sources.local import without_file_scheme
-from lmi_vllm.sources.table import fetch_model, hub, store_of, stores
 
 _VERSION_DIGITS: Final = 16
 
@@ -50,7 +49,7 @@ class _Remote:
 
     def fetch(self, found: StoredAdapter, target: Path) -> str:
         """Return `target` with the present files, fetched unless an earlier process has."""
-        fetch_model(
+        self.sources.sources.fetch_model(
             found.src,
             revision=found.version,  # a hub's commit; other stores have no revisions
             environ=self.sources.environ,
@@ -97,7 +96,7 @@ class HubRepositories(_Remote):
         """Return the repository at its newest commit; None also where the hub hides it."""
         repository = f"{self.owner}/{name}"
         try:
-            files = hub().list_files(FetchRequest(repository, self.environ))
+            files = self.sources.sources.hub.list_files(FetchRequest(repository, self.environ))
         except MissingRepositoryError:  # any other refusal is none of the adapter: it is not gone
             return None
         sizes = files.sizes
@@ -142,8 +141,8 @@ def open_adapter_store(
     if "://" not in location:
         return LocalFolders(Path(location).absolute(), sources)
     url = f"{location.rstrip('/')}/"
-    if (store := store_of(url)) is None:
-        known = " or ".join(one.examples[0] for one in stores())
+    if (store := sources.sources.store_of(url)) is None:
+        known = " or ".join(one.examples[0] for one in sources.sources.stores)
         raise DownloadError(f"option.adapter_store={location}: expected {known}, hf:// or a folder")
     return ObjectFolders(sources, store.make_store(url, environ))
 

@@ -6,7 +6,6 @@ from lmi_vllm.config import parsers as parse
 from lmi_vllm.config.options.row import option, ours
 from lmi_vllm.config.settings import ExtraSettings
 from lmi_vllm.sources.local import file_url_path, is_url
-from lmi_vllm.sources.table import is_store, unclaimed_reason
 from lmi_vllm.translate.draft import ArgumentDraft
 
 LONGEST_REFRESH_SECONDS: Final = 20.0  # replicas report as often, and count for a minute
@@ -42,7 +41,7 @@ def check_state(draft: ArgumentDraft) -> None:
         )
     scheme, _, path = state.partition("://")
     key = path.partition("/")[2]
-    if not is_store(state):
-        draft.fail(f"option.adapters_state={state} {unclaimed_reason()}")
+    if not draft.sources.is_store(state):
+        draft.fail(f"option.adapters_state={state} {draft.sources.unclaimed_reason()}")
     elif not key or key.endswith("/"):
         draft.fail(f"option.adapters_state={state}: expected {scheme}://bucket/key of one object")

@@ -25,7 +25,7 @@ from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import EngineArguments
 from lmi_vllm.server.context import ServerEvents
 from lmi_vllm.sources.local import is_url, without_file_scheme
-from lmi_vllm.sources.table import store_of
+from lmi_vllm.sources.table import Sources
 
 logger = logging.getLogger(__name__)
 
@@ -38,11 +38,16 @@ class Replica:
     """Persists the adapters of each model of this server, where the settings ask for it."""
 
     def __init__(
-        self, service: InferenceService, environ: Mapping[str, str], settings: Settings
+        self,
+        service: InferenceService,
+        environ: Mapping[str, str],
+        settings: Settings,
+        sources: Sources,
     ) -> None:
         self._service = service
         self._environ = environ
         self._settings = settings
+        self._sources = sources
         self._tasks: list[asyncio.Task[None]] = []
         self._shared: ReplicaAdapters | None = None
 
@@ -56,7 +61,7 @@ class Replica:
         It begins with ModelSourceError where the file or object cannot be read.
         """
         place = self._settings.extra(AdaptersStateSettings).adapters_state or ""
-        store = store_of(place) if place else None
+        store = self._sources.store_of(place) if place else None
         if sources is None:  # a find of the adapter store asks the first process, too
             find = functools.partial(_ask_first_process, registry) if store is not None else None
             return AdapterHooks(find, begin=(self.close,))
@@ -138,7 +143,7 @@ async def keeping_adapters(
     events: ServerEvents,
 ) -> AsyncIterator[None]:
     """Persist adapters as the settings of each model ask for it, while the body runs."""
-    replica = Replica(service, environ, settings)
+    replica = Replica(service, environ, settings, events.sources)
     events.on_plan.append(replica.take)
     events.on_adapters.append(replica.keep)
     yield

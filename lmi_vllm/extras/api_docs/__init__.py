@@ -4,4 +4,6 @@ from typing import Final
 
 from lmi_vllm.extension import Extra, Lazy
 
-EXTRA: Final = Extra(routes=(Lazy("lmi_vllm.extras.api_docs.openapi:GROUP"),))
+EXTRA: Final = Extra(
+    routes=(Lazy("lmi_vllm.extras.api_docs.openapi:GROUP"),),
+)

@@ -20,11 +20,12 @@ from lmi_vllm.extras.bench.plan import LengthRange, LoadPlan
 from lmi_vllm.extras.bench.plots import plots
 from lmi_vllm.extras.bench.report import BenchReport
 from lmi_vllm.extras.bench.run import Client, LoadRun
+from lmi_vllm.translate.configuration import Configuration
 
 EXIT_INTERRUPTED = 130
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser, _: Configuration) -> None:
     """Declare the flags of `bench`."""
     where = parser.add_argument_group("where")
     where.add_argument("url", nargs="?", help="of the server, for example http://127.0.0.1:8080")
@@ -129,7 +130,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     out.add_argument("--quiet", action="store_true", help="no live view")
 
 
-def run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
+def run(arguments: argparse.Namespace, environ: Mapping[str, str], _: Configuration) -> int:
     """Run the load; 0, 1 when no request succeeded, 130 when it was interrupted."""
     plan = _plan(arguments)
     if bool(arguments.url) == bool(arguments.sagemaker):

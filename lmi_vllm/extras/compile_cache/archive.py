@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import IO, Final
 
 from lmi_vllm.errors import DownloadError
-from lmi_vllm.sources.archives import extract_archive
 from lmi_vllm.sources.base import Limits
+from lmi_vllm.sources.extract import extract_archive
 
 FORMAT: Final = 1
 SUFFIX: Final = ".tar.gz"

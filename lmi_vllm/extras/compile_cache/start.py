@@ -45,9 +45,10 @@ from lmi_vllm.extras.compile_cache.store import (
     CompileCacheSettings,
     open_cache_store,
 )
-from lmi_vllm.extras.transfer import human_size, without_secrets
+from lmi_vllm.extras.transfer import without_secrets
 from lmi_vllm.server.plan import PlannedStart
 from lmi_vllm.sources.base import InterruptedTransferError, UnreachableError
+from lmi_vllm.sources.disk import human_size
 
 logger = logging.getLogger(__name__)
 
@@ -250,7 +251,8 @@ def compile_cache(start: PlannedStart) -> CompileCache | None:
         place = compiled_code_folder(environ) / OURS / cache_key(parts)
         place.mkdir(parents=True, exist_ok=True, mode=0o700)
         _remove_abandoned(place.parent)
-        return CompileCache(open_cache_store(str(uri), environ), place, parts, environ)
+        store = open_cache_store(str(uri), environ, start.sources)
+        return CompileCache(store, place, parts, environ)
     except (LmiError, OSError) as error:
         logger.warning("compile cache: NOT used, %s: %s", SETTING, mask_urls(str(error)))
         return None

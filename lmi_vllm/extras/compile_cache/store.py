@@ -7,43 +7,43 @@ replicas may save at the same time: the last one wins, and all of them are good.
 import os
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, Protocol
 
 from lmi_vllm.config.options.row import variable
 from lmi_vllm.config.secrets import mask_urls
-from lmi_vllm.config.settings import ExtraSettings
+from lmi_vllm.config.settings import ExtraSettings, ServerSettings
 from lmi_vllm.extras.compile_cache.archive import LIMITS, UnusableEntryError
 from lmi_vllm.sources.base import ObjectStore
 from lmi_vllm.sources.local import without_file_scheme
-from lmi_vllm.sources.table import is_store, store_examples, store_of
+from lmi_vllm.sources.table import Sources
 from lmi_vllm.sources.trusted_folders import untrusted_reason
 
 _PARTIAL: Final = ".partial"
 ABANDONED_SECONDS: Final = 86_400.0  # what a killed process left half done is removed
 
 
-def _folder_or_store(text: str) -> str:
-    """Return the text where it is a folder (path or `file:` URL) or a prefix of an object store."""
-    text = text.strip()
-    _, separator, rest = text.partition("://")
-    is_known = not separator or is_store(text) or text.startswith("file:")
-    if not is_known or (separator and not rest.strip("/")):
-        examples = (example.rstrip("/") for example in store_examples()[:1])
-        raise ValueError(f"write {' or '.join(('a folder', *examples))}")
-    return text
-
-
 class CompileCacheSettings(ExtraSettings):
     """The folder or prefix that the cache is read from and written to."""
 
     # fmt: off
-    lmi_cache_uri: str | None = variable(_folder_or_store, "Folder or S3 prefix that keeps "
+    lmi_cache_uri: str | None = variable(str.strip, "Folder or S3 prefix that keeps "
         "what vLLM compiled for the next container. It is refused in secure mode, and so is a "
         "world-writable folder: it holds code.", values="path or S3 URL")
     # fmt: on
+
+    def check(self, server: ServerSettings, sources: Sources, fail: Callable[[str], None]) -> None:
+        """Refuse what is neither a folder (path or `file:` URL) nor a prefix of an object store."""
+        if self.lmi_cache_uri is None:
+            return
+        _, separator, rest = self.lmi_cache_uri.partition("://")
+        is_known = sources.is_store(self.lmi_cache_uri) or self.lmi_cache_uri.startswith("file:")
+        if separator and not (is_known and rest.strip("/")):
+            example = sources.store_examples()[0].rstrip("/")
+            stated = self.details.lmi_cache_uri.stated
+            fail(f"{stated} cannot be used: write a folder or {example}")
 
     def forbidden_in_secure_mode(self) -> Iterator[str]:
         """Yield the refusal: write access there is code execution in the engine."""
@@ -72,13 +72,13 @@ class CacheStore(Protocol):
         """Store `archive` as `name`; it replaces an earlier one atomically."""
 
 
-def open_cache_store(uri: str, environ: Mapping[str, str]) -> CacheStore:
+def open_cache_store(uri: str, environ: Mapping[str, str], sources: Sources) -> CacheStore:
     """Return the store that LMI_CACHE_URI names; no request is sent yet.
 
     Raises:
         DownloadError: the URL of a store is not complete.
     """
-    store = store_of(uri.strip())
+    store = sources.store_of(uri.strip())
     if store is not None:
         return BucketStore(store.make_store(uri.strip(), environ))
     return FolderStore(Path(without_file_scheme(uri)).expanduser().absolute())

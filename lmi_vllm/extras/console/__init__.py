@@ -4,4 +4,6 @@ from typing import Final
 
 from lmi_vllm.extension import Extra, Lazy
 
-EXTRA: Final = Extra(listener_routes=(Lazy("lmi_vllm.extras.console.routes:console"),))
+EXTRA: Final = Extra(
+    listener_routes=(Lazy("lmi_vllm.extras.console.routes:console"),),
+)

@@ -4,4 +4,6 @@ from typing import Final
 
 from lmi_vllm.extension import Extra, Lazy
 
-EXTRA: Final = Extra(custom_code=Lazy("lmi_vllm.extras.custom_code.start:CustomCodeLoader"))
+EXTRA: Final = Extra(
+    custom_code=Lazy("lmi_vllm.extras.custom_code.start:CustomCodeLoader"),
+)

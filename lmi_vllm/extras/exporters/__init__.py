@@ -1,15 +1,22 @@
 """What AWS and LMI's tools read: CloudWatch's embedded metrics, SageMaker's file, LMI's lines."""
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from lmi_vllm.extension import Extra, Lazy
 
+if TYPE_CHECKING:
+    from lmi_vllm.translate.configuration import ConfigurationBuilder
+
 EXTRA: Final = Extra(
-    settings=(
-        Lazy("lmi_vllm.extras.exporters.emf:EmfSettings"),
-        Lazy("lmi_vllm.extras.exporters.lmi_series:LmiSeriesSettings"),
-        Lazy("lmi_vllm.extras.exporters.percentiles:PercentileSettings"),
-        Lazy("lmi_vllm.extras.exporters.sagemaker_lines:SageMakerSettings"),
-    ),
     lifespan=Lazy("lmi_vllm.extras.exporters.start:exporting"),
 )
+
+
+def configure(c: "ConfigurationBuilder") -> None:
+    """Add to the configuration."""
+    from lmi_vllm.extras.exporters.emf import EmfSettings
+    from lmi_vllm.extras.exporters.lmi_series import LmiSeriesSettings
+    from lmi_vllm.extras.exporters.percentiles import PercentileSettings
+    from lmi_vllm.extras.exporters.sagemaker_lines import SageMakerSettings
+
+    c.settings(EmfSettings, LmiSeriesSettings, PercentileSettings, SageMakerSettings)

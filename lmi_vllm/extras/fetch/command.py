@@ -13,18 +13,19 @@ from typing import Final, TextIO
 
 from lmi_vllm.config.secrets import mask_urls
 from lmi_vllm.errors import DownloadError
-from lmi_vllm.extras.transfer import human_size
 from lmi_vllm.sources.base import DownloadProgress
+from lmi_vllm.sources.disk import human_size
 from lmi_vllm.sources.local import MANIFEST_NAME
-from lmi_vllm.sources.table import fetch_model, store_examples
+from lmi_vllm.sources.table import Sources
+from lmi_vllm.translate.configuration import Configuration
 
 SECONDS_BETWEEN_LINES: Final = 5.0
 _BAR_CELLS: Final = 24
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser, configuration: Configuration) -> None:
     """Declare the arguments of `fetch` on `parser`."""
-    parser.add_argument("model", metavar="MODEL", help=_model_forms())
+    parser.add_argument("model", metavar="MODEL", help=_model_forms(configuration.sources))
     parser.add_argument(
         "--to", metavar="DIR", type=Path, help="place the model there instead of in the cache"
     )
@@ -34,18 +35,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _model_forms() -> str:
+def _model_forms(sources: Sources) -> str:
     """Return the accepted forms of MODEL, for the help text."""
-    return ", ".join(filter(None, ("hub id", " or ".join(store_examples()))))
+    return ", ".join(filter(None, ("hub id", " or ".join(sources.store_examples()))))
 
 
-def run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
+def run(
+    arguments: argparse.Namespace, environ: Mapping[str, str], configuration: Configuration
+) -> int:
     """Fetch the model and print its directory; return 0, raise `DownloadError` on failure."""
     display = ProgressDisplay(sys.stderr)
     if arguments.to is not None:
         _require_usable(arguments.to.expanduser().absolute())
     try:
-        directory = fetch_model(
+        directory = configuration.sources.fetch_model(
             arguments.model,
             revision=arguments.revision,
             environ=environ,

@@ -1,11 +1,19 @@
 """Several HTTP processes over one engine."""
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from lmi_vllm.extension import Extra, Lazy
 
+if TYPE_CHECKING:
+    from lmi_vllm.translate.configuration import ConfigurationBuilder
+
 EXTRA: Final = Extra(
-    settings=(Lazy("lmi_vllm.extras.front_ends.settings:FrontEndSettings"),),
-    serve_variables=(Lazy("lmi_vllm.extras.front_ends.settings:variables"),),
     processes=Lazy("lmi_vllm.extras.front_ends.group:front_end_group"),
 )
+
+
+def configure(c: "ConfigurationBuilder") -> None:
+    """Add to the configuration."""
+    from lmi_vllm.extras.front_ends.settings import FrontEndSettings
+
+    c.settings(FrontEndSettings)

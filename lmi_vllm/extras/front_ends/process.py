@@ -16,9 +16,10 @@ from typing import Any, Final
 
 import uvloop
 
+from lmi_vllm.assembly import configuration
 from lmi_vllm.clock import CUT_OFF_ANSWER_SECONDS
 from lmi_vllm.commands.serve import configure_server_logging, end_process
-from lmi_vllm.config.listen import ListenAddress, listener_tls
+from lmi_vllm.config.listen import ListenAddress, MakeTls, listener_tls
 from lmi_vllm.engine.vllm.processes import end_with_parent
 from lmi_vllm.extras.front_ends.channel import (
     AdapterList,
@@ -49,6 +50,7 @@ from lmi_vllm.server.context import ServerEvents, error_statuses, running_extras
 from lmi_vllm.server.listeners import Listeners, web_options
 from lmi_vllm.server.ports import open_port
 from lmi_vllm.telemetry.observers import Telemetry
+from lmi_vllm.translate.configuration import Configuration
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +58,11 @@ REPORT_SECONDS: Final = 0.5
 
 
 async def open_shared_port(
-    service: InferenceService, setup: ProcessSetup, address: ListenAddress, proxy: Forwarder
+    service: InferenceService,
+    setup: ProcessSetup,
+    address: ListenAddress,
+    proxy: Forwarder,
+    make_tls: MakeTls,
 ) -> Listeners:
     """Open the port that the first process listens on already, and which `proxy` leads to.
 
@@ -64,7 +70,7 @@ async def open_shared_port(
         StartupError: the address cannot be shared.
     """
     settings = setup.settings
-    tls = listener_tls(settings, setup.environ) if address.is_tls else None
+    tls = listener_tls(settings, setup.environ, make_tls) if address.is_tls else None
     options = replace(web_options(settings), proxy=proxy)
     runner, _ = await open_port(address, service, options, tls, is_shared=True)
     return Listeners(address.url(), "", (runner,), address)
@@ -73,9 +79,10 @@ async def open_shared_port(
 class FrontEndProcess:
     """Answers inference requests over an engine that another process started."""
 
-    def __init__(self, channel: Channel, setup: ProcessSetup) -> None:
+    def __init__(self, channel: Channel, setup: ProcessSetup, configuration: Configuration) -> None:
         self._channel = channel
         self._setup = setup
+        self._configuration = configuration
         self._row: CounterRow = SharedCounters(Path(setup.counters), setup.processes).row(setup.row)
         self._lifecycle = Lifecycle()
         self._lifecycle.on_failure.append(lambda cause: channel.send(FailureCounted(cause)))
@@ -85,7 +92,7 @@ class FrontEndProcess:
             statuses=error_statuses(setup.settings),
             telemetry=Telemetry(send_line=self._send_line),
         )
-        self._events = ServerEvents(is_first=False)
+        self._events = ServerEvents(configuration.sources, is_first=False)
         self._model = ClientModel(self._service, self._events, channel)
         self._join_message: JoinEngine | None = None
         self._listeners: Listeners | None = None
@@ -174,7 +181,11 @@ class FrontEndProcess:
         if self._listeners is None:
             self._forwarder = Forwarder(self._join_message.first)
             self._listeners = await open_shared_port(
-                self._service, self._setup, self._join_message.address, self._forwarder
+                self._service,
+                self._setup,
+                self._join_message.address,
+                self._forwarder,
+                self._configuration.make_tls,
             )
         self._channel.send(CallReply(message.number))
 
@@ -210,7 +221,7 @@ async def serve(descriptor: int) -> None:
     if not isinstance(setup, ProcessSetup):
         raise RuntimeError("the first message is not ProcessSetup")
     configure_server_logging(setup.settings, setup.environ)
-    await FrontEndProcess(channel, setup).run()
+    await FrontEndProcess(channel, setup, configuration()).run()
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ from typing import Final
 from lmi_vllm.config.listen import PROCESSES, read_address
 from lmi_vllm.config.settings import ExtraSettings, ServerSettings
 from lmi_vllm.engine.private_folders import new_private_folder
+from lmi_vllm.sources.table import Sources
 
 MAX_PROCESSES: Final = 64
 
@@ -15,7 +16,7 @@ MAX_PROCESSES: Final = 64
 class FrontEndSettings(ExtraSettings):
     """Checks of LMI_FRONTEND_PROCESSES, which the core declares since other extras read it."""
 
-    def check(self, server: ServerSettings, fail: Callable[[str], None]) -> None:
+    def check(self, server: ServerSettings, sources: Sources, fail: Callable[[str], None]) -> None:
         """Report settings that exclude several front-end processes."""
         count = server.lmi_frontend_processes
         if count == 1:

@@ -1,10 +1,14 @@
 """Notes of `explain` on defaults that differ from LMI's guides."""
 
-from typing import Final
+from typing import TYPE_CHECKING
 
-from lmi_vllm.extension import Extra, Lazy
+if TYPE_CHECKING:
+    from lmi_vllm.translate.configuration import ConfigurationBuilder
 
-EXTRA: Final = Extra(
-    explained_note=Lazy("lmi_vllm.extras.guide_defaults.defaults:note_on_default"),
-    explained_rows=Lazy("lmi_vllm.extras.guide_defaults.defaults:rows_of_defaults"),
-)
+
+def configure(c: "ConfigurationBuilder") -> None:
+    """Add to the configuration."""
+    from lmi_vllm.extras.guide_defaults.defaults import note_on_default, rows_of_defaults
+    from lmi_vllm.translate.explain import ExplainedDefaults
+
+    c.explained(ExplainedDefaults(note_on_default, rows_of_defaults))

@@ -1,10 +1,13 @@
 """The Hugging Face hub: models and adapters by their hub ids, `owner/name`."""
 
-from typing import Final
+from typing import TYPE_CHECKING
 
-from lmi_vllm.extension import Extra, Lazy
+if TYPE_CHECKING:
+    from lmi_vllm.translate.configuration import ConfigurationBuilder
 
-EXTRA: Final = Extra(
-    repositories=Lazy("lmi_vllm.extras.hub.source:HUB"),
-    serve_variables=(Lazy("lmi_vllm.extras.hub.location:fast_transfer"),),
-)
+
+def configure(c: "ConfigurationBuilder") -> None:
+    """Add to the configuration."""
+    from lmi_vllm.extras.hub.source import HUB
+
+    c.hub(HUB)

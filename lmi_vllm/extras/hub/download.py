@@ -24,8 +24,6 @@ from lmi_vllm.extras.transfer import (
     file_lock,
     has_size,
     reporting,
-    reporting_full_disk,
-    require_space,
     with_retries,
     without_secrets,
     written_size,
@@ -36,6 +34,7 @@ from lmi_vllm.sources.base import (
     ProgressSink,
     UnreachableError,
 )
+from lmi_vllm.sources.disk import reporting_full_disk, require_space
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,6 @@ from lmi_vllm.errors import DownloadError, MissingRepositoryError
 from lmi_vllm.extras.hub.location import HubRepository
 from lmi_vllm.extras.transfer import without_secrets
 from lmi_vllm.sources.base import InterruptedTransferError, UnreachableError
-from lmi_vllm.sources.table import store_examples
 
 _CHATTY_LOGGERS: Final = (
     "huggingface_hub.file_download",
@@ -128,10 +127,9 @@ def _of_system(error: OSError) -> Exception:
 
 def _unknown(reference: str) -> str:
     """The message about a text that no source has: the kinds of references there are."""
-    stores = store_examples()[0]
     return (
-        f"{reference!r} is neither an existing path, a URL of a store ({stores}) nor a hub id "
-        "(owner/name)"
+        f"{reference!r} is neither an existing path, a URL of a store (s3://bucket/prefix/) nor a "
+        "hub id (owner/name)"
     )
 
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final, NoReturn
 
-from lmi_vllm.cli import REFUSED_VERBS, fail, open_closed_streams, verbs
+from lmi_vllm.assembly import configuration
+from lmi_vllm.cli import REFUSED_VERBS, VERBS, fail, open_closed_streams
 from lmi_vllm.config.listen import ListenAddress, read_address
-from lmi_vllm.config.load import load_settings
 
 COMPAT_FOLDER: Final = Path("/usr/local/cuda/compat")
 DRIVER_VERSION: Final = Path("/proc/driver/nvidia/version")
@@ -40,7 +40,7 @@ def main(arguments: list[str] | None = None) -> None:
         )
     if words[0].startswith("-") and words[0] not in HELP:
         words = ["serve", *words]
-    if words[0] in (*verbs(), *REFUSED_VERBS, *HELP):
+    if words[0] in (*VERBS, *REFUSED_VERBS, *HELP):
         environ |= compatibility(environ, COMPAT_FOLDER, DRIVER_VERSION)
         words = [sys.executable, "-P", "-m", "lmi_vllm", *words]
     exec_command(words, environ)
@@ -80,7 +80,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 def check_health(environ: Mapping[str, str]) -> int:
     """Return 0 when /ping is 200; else print why and return 1."""
-    settings = load_settings(environ)
+    settings = configuration().load(environ)
     address = read_address(settings.server.inference_address)
     try:
         connection = _connect(address)

@@ -4,4 +4,6 @@ from typing import Final
 
 from lmi_vllm.extension import Extra, Lazy
 
-EXTRA: Final = Extra(routes=(Lazy("lmi_vllm.extras.kserve.routes:GROUP"),))
+EXTRA: Final = Extra(
+    routes=(Lazy("lmi_vllm.extras.kserve.routes:GROUP"),),
+)

@@ -1,9 +1,12 @@
 """Architectures that vLLM dropped, served by a class that it has or by one of ours."""
 
 from types import MappingProxyType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from lmi_vllm.extension import Extra, Lazy
+from lmi_vllm.extension import Extra
+
+if TYPE_CHECKING:
+    from lmi_vllm.translate.configuration import ConfigurationBuilder
 
 _CLASSES: Final = (
     "BaichuanForCausalLM",
@@ -20,9 +23,20 @@ _CLASSES: Final = (
     "QwenForCausalLM",
 )
 
-EXTRA: Final = Extra(
-    checkpoint_rules=(Lazy("lmi_vllm.extras.legacy_models.architectures:map_architecture"),),
-    model_classes=MappingProxyType(
-        {f"Lmi{name}": f"lmi_vllm.extras.legacy_models.classes:{name}" for name in _CLASSES}
-    ),
+# Registered with vLLM: name in `architectures` -> class.
+MODEL_CLASSES: Final = MappingProxyType(
+    {f"Lmi{name}": f"lmi_vllm.extras.legacy_models.classes:{name}" for name in _CLASSES}
 )
+
+EXTRA: Final = Extra(
+    model_classes=MODEL_CLASSES,
+)
+
+
+def configure(c: "ConfigurationBuilder") -> None:
+    """Add to the configuration."""
+    from lmi_vllm.extras.legacy_models.architectures import map_architecture
+    from lmi_vllm.translate.draft import RulePhase
+
+    c.rule(RulePhase.CHECKPOINT, map_architecture)
+    c.model_classes(MODEL_CLASSES)

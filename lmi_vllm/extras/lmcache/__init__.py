@@ -1,15 +1,27 @@
 """LMCache: its options, and the variables that its library reads."""
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from lmi_vllm.extension import Extra, Lazy
 
+if TYPE_CHECKING:
+    from lmi_vllm.translate.configuration import ConfigurationBuilder
+
 EXTRA: Final = Extra(
-    settings=(Lazy("lmi_vllm.extras.lmcache.rules:LmcacheSettings"),),
-    rules=(Lazy("lmi_vllm.extras.lmcache.rules:kv_transfer"),),
-    late_rules=(
-        Lazy("lmi_vllm.extras.lmcache.rules:check_workers"),
-        Lazy("lmi_vllm.extras.lmcache.rules:check_package"),
-    ),
     start_variables=(Lazy("lmi_vllm.extras.lmcache.variables:lmcache_variables"),),
 )
+
+
+def configure(c: "ConfigurationBuilder") -> None:
+    """Add to the configuration."""
+    from lmi_vllm.extras.lmcache.rules import (
+        LmcacheSettings,
+        check_package,
+        check_workers,
+        kv_transfer,
+    )
+    from lmi_vllm.translate.draft import RulePhase
+
+    c.settings(LmcacheSettings)
+    c.rule(RulePhase.WRITTEN, kv_transfer)
+    c.rule(RulePhase.PLACED, check_workers, check_package)

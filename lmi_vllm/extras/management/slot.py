@@ -13,7 +13,6 @@ from types import MappingProxyType
 from urllib.parse import urlsplit
 
 from lmi_vllm.adapters.source import CODE_FILE
-from lmi_vllm.config.load import load_settings
 from lmi_vllm.config.setting import CommandLine
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import (
@@ -66,6 +65,7 @@ class ModelSlot:
         self._model.slot = self
         self._typed = typed
         self._environ, self._exports = context.environ, context.exports
+        self._configuration = context.configuration
         self._make = make
         self._supervisor: Supervisor | None = None
         self._run_task: asyncio.Task[None] | None = None
@@ -146,10 +146,12 @@ class ModelSlot:
         try:
             typed = _command_line(self._typed, new)
             environ = _without_chosen_models(self._environ)
-            settings = load_settings(environ, typed)
+            settings = self._configuration.load(environ, typed)
             start = self._service.lifecycle.start
-            settings = await complete_settings(settings, typed, environ, start)
-            plan = await asyncio.to_thread(plan_start, settings, self._environ, self._exports)
+            settings = await complete_settings(settings, typed, environ, start, self._configuration)
+            plan = await asyncio.to_thread(
+                plan_start, self._configuration, settings, self._environ, self._exports
+            )
         except ResourceNotFoundError:
             raise
         except (ModelSourceError, DownloadError) as error:

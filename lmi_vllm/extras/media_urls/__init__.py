@@ -4,4 +4,6 @@ from typing import Final
 
 from lmi_vllm.extension import Extra, Lazy
 
-EXTRA: Final = Extra(media=Lazy("lmi_vllm.extras.media_urls.connector:guard_media"))
+EXTRA: Final = Extra(
+    media=Lazy("lmi_vllm.extras.media_urls.connector:guard_media"),
+)

@@ -22,11 +22,12 @@ from lmi_vllm.extras.migrate.migration import (
     migrate_tgi,
     migrate_vllm,
 )
+from lmi_vllm.translate.configuration import Configuration
 
 AUTO = "auto"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser, _: Configuration) -> None:
     """Add this command's flags."""
     parser.add_argument("--from", dest="server", choices=(AUTO, *SourceServer), default=AUTO,
                         help="which server the configuration is for")  # fmt: skip
@@ -44,16 +45,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="flags of `vllm serve`, after --")  # fmt: skip
 
 
-def run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
+def run(
+    arguments: argparse.Namespace, environ: Mapping[str, str], configuration: Configuration
+) -> int:
     """Print the new configuration and the report; return 2 where something was refused, else 0."""
     if arguments.flags[:1] and arguments.flags[0].endswith(".properties"):
-        _take_leading_file(arguments)
+        _take_leading_file(arguments, configuration)
     variables = _read_environment(arguments.environment) if arguments.environment else environ
     flags = [word for word in arguments.flags if word != "--"]
     file = _read_properties(arguments.properties) if arguments.properties else None
     asked, found = arguments.server, detect_server(variables, file, bool(flags))
     server = found if asked == AUTO else SourceServer(asked)
-    migration = _migrate(server, variables, file, flags)
+    migration = _migrate(server, variables, file, flags, configuration)
     if arguments.output:
         Path(arguments.output).write_text(as_properties(migration.properties), encoding="utf-8")
     if arguments.format == "environment":
@@ -63,11 +66,11 @@ def run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
     return 0 if migration.is_complete else 2
 
 
-def _take_leading_file(arguments: argparse.Namespace) -> None:
+def _take_leading_file(arguments: argparse.Namespace, configuration: Configuration) -> None:
     """Parse a leading file as --properties, and what follows it as flags of `migrate`."""
     file, *rest = arguments.flags
     parser = argparse.ArgumentParser(prog="lmi-vllm migrate")
-    add_arguments(parser)
+    add_arguments(parser, configuration)
     parser.parse_args(["--properties", file, *rest], arguments)
 
 
@@ -76,13 +79,16 @@ def _migrate(
     environ: Mapping[str, str],
     file: PropertiesFile | None,
     flags: list[str],
+    configuration: Configuration,
 ) -> Migration:
     """Return the migration from that server."""
     if server is SourceServer.VLLM:
-        return migrate_vllm(flags)
+        return migrate_vllm(flags, configuration)
     if server is SourceServer.SAGEMAKER_VLLM:
-        return migrate_sagemaker_vllm(environ)
-    return migrate_tgi(environ) if server is SourceServer.TGI else migrate_lmi(environ, file)
+        return migrate_sagemaker_vllm(environ, configuration)
+    if server is SourceServer.TGI:
+        return migrate_tgi(environ, configuration)
+    return migrate_lmi(environ, file, configuration)
 
 
 def _read_properties(path: str) -> PropertiesFile:

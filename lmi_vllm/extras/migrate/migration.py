@@ -8,9 +8,8 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
 
-from lmi_vllm.config.load import load_settings
-from lmi_vllm.config.options import ENVIRONMENT_SETTINGS, all_rows
-from lmi_vllm.config.options.row import ENV, FILE, EffectWord
+from lmi_vllm.config.options import ENVIRONMENT_SETTINGS
+from lmi_vllm.config.options.row import ENV, FILE, EffectWord, Option
 from lmi_vllm.config.other_servers.replacement import Replacement, variable
 from lmi_vllm.config.other_servers.tgi_variables import TGI_ONLY_NAMES, TGI_PAIRS, TGI_VARIABLES
 from lmi_vllm.config.other_servers.vllm_flags import Flag, read_flags, read_variables
@@ -19,20 +18,14 @@ from lmi_vllm.config.properties import PropertiesFile, parse_properties
 from lmi_vllm.config.secrets import is_secret, mask_text
 from lmi_vllm.config.setting import FILE_PREFIX, Sentence, Setting
 from lmi_vllm.config.value_rules import EMBEDDING_ENGINES
-from lmi_vllm.config.variable_names import (
-    OPTION_PREFIX,
-    SERVING_PREFIX,
-    find_option,
-)
+from lmi_vllm.config.variable_names import OPTION_PREFIX, SERVING_PREFIX
 from lmi_vllm.messages import OriginKind
-from lmi_vllm.translate.arguments import translate
+from lmi_vllm.translate.arguments import Translation
+from lmi_vllm.translate.configuration import Configuration
 from lmi_vllm.translate.devices import Devices
 
 _ENOUGH_GPUS: Final = 1024  # the target machine is unknown: no check may fail for lack of GPUs
 _NO_STORE: Final = MappingProxyType({"SERVING_MODEL_STORE": "/nonexistent"})
-
-_SERVER_ROWS: Final = MappingProxyType({row.name: row for row in all_rows().server})
-_VARIABLES: Final = frozenset(row.name for row in all_rows().variables)
 
 
 class SourceServer(StrEnum):
@@ -67,6 +60,7 @@ class Migration:
     """The configuration being written, and the report."""
 
     server: SourceServer
+    configuration: Configuration
     properties: dict[str, str] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
@@ -96,6 +90,17 @@ class Migration:
         if key not in self.properties:
             self.properties[key] = text
             self.steps.append(Step(StepOutcome.MAPPED, "(default)", f"{key}={text}", why))
+
+    def server_row(self, name: str) -> Option | None:
+        """Return the row of that server setting; None for other names."""
+        rows = self.configuration.options.rows.server
+        return next((row for row in rows if row.name == name), None)
+
+    def read(self, environ: Mapping[str, str], file: PropertiesFile | None) -> Translation:
+        """Return the meaning of a configuration, on a machine with enough GPUs and no store."""
+        settings = self.configuration.load({**environ, **_NO_STORE}, extra_properties=file)
+        translate = self.configuration.translator.translate
+        return translate(settings, None, Devices(_ENOUGH_GPUS))
 
     @property
     def shown_steps(self) -> list[Step]:
@@ -128,9 +133,9 @@ def detect_server(
     return SourceServer.TGI if is_tgi else SourceServer.LMI
 
 
-def migrate_tgi(environ: Mapping[str, str]) -> Migration:
+def migrate_tgi(environ: Mapping[str, str], configuration: Configuration) -> Migration:
     """Return the migration of a TGI environment."""
-    migration = Migration(SourceServer.TGI)
+    migration = Migration(SourceServer.TGI, configuration)
     for name, text in environ.items():
         convert = TGI_VARIABLES.get(name)
         if convert is None or not text:
@@ -170,14 +175,14 @@ def _add_pairs(migration: Migration, given: Mapping[str, str]) -> None:
         migration.add(source, Replacement("option.hf_overrides", json.dumps(override), why))
 
 
-def migrate_vllm(flags: Sequence[str]) -> Migration:
+def migrate_vllm(flags: Sequence[str], configuration: Configuration) -> Migration:
     """Return the migration of the flags of `vllm serve`."""
-    return _from_flags(Migration(SourceServer.VLLM), read_flags(flags))
+    return _from_flags(Migration(SourceServer.VLLM, configuration), read_flags(flags))
 
 
-def migrate_sagemaker_vllm(environ: Mapping[str, str]) -> Migration:
+def migrate_sagemaker_vllm(environ: Mapping[str, str], configuration: Configuration) -> Migration:
     """Return the migration of `SM_VLLM_*` variables."""
-    migration = Migration(SourceServer.SAGEMAKER_VLLM)
+    migration = Migration(SourceServer.SAGEMAKER_VLLM, configuration)
     _name_secrets(migration, environ)
     return _from_flags(migration, read_variables(environ))
 
@@ -185,7 +190,8 @@ def migrate_sagemaker_vllm(environ: Mapping[str, str]) -> Migration:
 def _from_flags(migration: Migration, flags: Sequence[Flag]) -> Migration:
     """Add every flag, and vLLM's defaults where ours differ; return the checked migration."""
     for flag in flags:
-        migration.add(flag.source, replacement_of(flag, flags))
+        replacement = replacement_of(flag, flags, migration.configuration.options)
+        migration.add(flag.source, replacement)
     properties = migration.properties
     address = vllm_address(flags)
     if address.startswith("https") and "SERVING_INFERENCE_ADDRESS" not in migration.environment:
@@ -204,12 +210,15 @@ def _from_flags(migration: Migration, flags: Sequence[Flag]) -> Migration:
     return checked(migration)
 
 
-def migrate_lmi(environ: Mapping[str, str], file: PropertiesFile | None) -> Migration:
+def migrate_lmi(
+    environ: Mapping[str, str], file: PropertiesFile | None, configuration: Configuration
+) -> Migration:
     """Return the migration of an LMI configuration of any backend."""
-    migration = Migration(SourceServer.LMI)
+    migration = Migration(SourceServer.LMI, configuration)
     without_secrets = {name: text for name, text in environ.items() if not is_secret(name)}
-    settings = load_settings({**without_secrets, **_NO_STORE}, extra_properties=file)
-    translation = translate(settings, None, Devices(_ENOUGH_GPUS))
+    translation = migration.read(without_secrets, file)
+    settings, variables = translation.settings, configuration.options.rows.variables
+    whole = {row.name for row in variables}
     warnings = (*settings.warnings, *translation.warnings)
     unnamed = [*settings.errors, *translation.errors]
     arguments = translation.arguments
@@ -217,7 +226,7 @@ def migrate_lmi(environ: Mapping[str, str], file: PropertiesFile | None) -> Migr
     texts = {file.origin(entry): entry.value for entry in entries if file}
     for setting in settings.all_details():
         is_ours = setting is settings.server.details.model_store  # _NO_STORE
-        if not setting.is_set or is_ours or setting.name in _VARIABLES:
+        if not setting.is_set or is_ours or setting.name in whole:
             continue
         source = _as_written(setting, texts.get(setting.origin, environ.get(setting.origin.name)))
         faults = _about(setting, (*settings.errors, *translation.errors))
@@ -227,7 +236,7 @@ def migrate_lmi(environ: Mapping[str, str], file: PropertiesFile | None) -> Migr
         else:
             is_used = any(arguments.origin_of(name) == setting.origin for name in setting.targets)
             why = "; ".join(_about(setting, warnings))
-            migration.add(source, _replacement_of_setting(setting, why, is_used=is_used))
+            migration.add(source, _replacement_of_setting(migration, setting, why, is_used=is_used))
     _name_secrets(migration, environ)
     for error in unnamed:
         migration.steps.append(Step(StepOutcome.REFUSED, "(check)", why=error))
@@ -260,9 +269,11 @@ def _as_written(setting: Setting, text: str | None) -> str:
     return f"{name}={mask_text(setting.name, text)} ({setting.origin})"
 
 
-def _replacement_of_setting(setting: Setting, why: str, *, is_used: bool) -> Replacement:
+def _replacement_of_setting(
+    migration: Migration, setting: Setting, why: str, *, is_used: bool
+) -> Replacement:
     """Return what one LMI setting becomes; its warnings are why that is an approximation."""
-    row = find_option(setting.name)
+    row = migration.configuration.options.find(setting.name)
     key = setting.written or setting.name
     if setting.name == "engine" and setting.value in EMBEDDING_ENGINES:
         return Replacement("engine", str(setting.value), why)  # what is embedded depends on it
@@ -274,7 +285,7 @@ def _replacement_of_setting(setting: Setting, why: str, *, is_used: bool) -> Rep
         return Replacement(None, why=why or "it is the default here")
     if row is not None and row.effect.is_fallback and is_used:
         key = f"{FILE_PREFIX}{setting.targets[0]}"
-    server = _SERVER_ROWS.get(setting.name)
+    server = migration.server_row(setting.name)
     if server is not None and FILE not in server.written:
         return variable(f"{SERVING_PREFIX}{setting.name.upper()}", as_text(setting), why)
     return Replacement(key, as_text(setting), why)
@@ -297,9 +308,8 @@ def as_text(setting: Setting) -> str:
 def checked(migration: Migration) -> Migration:
     """Return the migration with the errors added that reading its result back gives."""
     file = parse_properties(as_properties(migration.properties), "the result")
-    settings = load_settings({**migration.environment, **_NO_STORE}, extra_properties=file)
-    translation = translate(settings, None, Devices(_ENOUGH_GPUS))
-    for error in (*settings.errors, *translation.errors):
+    translation = migration.read(migration.environment, file)
+    for error in (*translation.settings.errors, *translation.errors):
         migration.steps.append(Step(StepOutcome.REFUSED, "(check)", why=error))
     return migration
 
@@ -315,7 +325,7 @@ def as_variables(migration: Migration) -> tuple[dict[str, str], dict[str, str]]:
     """Return the result as variables, and the keys without a variable, which need the file."""
     variables, rest = dict(migration.environment), {}
     for key, text in migration.properties.items():
-        row = _SERVER_ROWS.get(key)
+        row = migration.server_row(key)
         if key.startswith(FILE_PREFIX):
             variables[OPTION_PREFIX + key.removeprefix(FILE_PREFIX).upper()] = text
         elif row is not None and ENV in row.written:

@@ -18,11 +18,12 @@ from lmi_vllm.engine.vllm.processes import new_engine_thread
 from lmi_vllm.errors import LmiError
 from lmi_vllm.extras.nodes.cluster import follows, node_rank
 from lmi_vllm.extras.nodes.liveness import Follower
-from lmi_vllm.server.context import ProcessGroup, ServerContext, new_service
+from lmi_vllm.server.context import ProcessGroup, ServerContext, ServerEvents, new_service
 from lmi_vllm.server.model_settings import complete_settings
 from lmi_vllm.server.model_start import ModelStart
 from lmi_vllm.server.plan import StartPlan, plan_start
 from lmi_vllm.telemetry.log_handler import print_lines
+from lmi_vllm.translate.configuration import Configuration
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +36,8 @@ def follower(settings: Settings) -> RunMode | None:
     return follow if follows(settings) else None
 
 
-async def follow(
+async def follow(  # noqa: PLR0913, PLR0917 - as the server is made
+    configuration: Configuration,
     settings: Settings,
     typed: CommandLine,
     environ: Mapping[str, str],
@@ -49,7 +51,10 @@ async def follow(
     """
     clock = Clock()
     service = new_service(settings, clock)
-    context = ServerContext(service, environ, exports, engine_factory, ProcessGroup(), clock)
+    context = ServerContext(
+        configuration, service, environ, exports, engine_factory, ProcessGroup(), clock,
+        ServerEvents(configuration.sources),
+    )  # fmt: skip
     life = asyncio.create_task(_serve_leader(context, settings, typed))
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait({life, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -61,8 +66,10 @@ async def _serve_leader(
 ) -> tuple[int, str]:
     environ, start = context.environ, context.service.lifecycle.start
     try:
-        settings = await complete_settings(settings, typed, environ, start)
-        plan = await asyncio.to_thread(plan_start, settings, environ, context.exports)
+        settings = await complete_settings(settings, typed, environ, start, context.configuration)
+        plan = await asyncio.to_thread(
+            plan_start, context.configuration, settings, environ, context.exports
+        )
         if plan is None:
             return 1, "a node of a cluster needs the model: set HF_MODEL_ID"
         return await _run_workers(context, settings, plan)

@@ -1,10 +1,14 @@
 """Models and adapters in object stores: `s3://`; each further scheme is one more row."""
 
-from typing import Final
+from typing import TYPE_CHECKING
 
-from lmi_vllm.extension import Extra, Lazy
+if TYPE_CHECKING:
+    from lmi_vllm.translate.configuration import ConfigurationBuilder
 
-EXTRA: Final = Extra(
-    settings=(Lazy("lmi_vllm.extras.object_stores.s3:S3Settings"),),
-    stores=(Lazy("lmi_vllm.extras.object_stores.s3:S3"),),
-)
+
+def configure(c: "ConfigurationBuilder") -> None:
+    """Add to the configuration."""
+    from lmi_vllm.extras.object_stores.s3 import S3, S3Settings
+
+    c.settings(S3Settings)
+    c.store(S3)

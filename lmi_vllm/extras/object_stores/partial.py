@@ -11,19 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lmi_vllm.extras.transfer import (
-    SPACE_ADVICE,
     FetchManifest,
     Measure,
     has_size,
     link_or_copy,
     read_manifest,
     reporting,
-    reporting_full_disk,
-    require_space,
     with_retries,
     written_size,
 )
 from lmi_vllm.sources.base import InterruptedTransferError, ObjectStore, ProgressSink, StoredObject
+from lmi_vllm.sources.disk import SPACE_ADVICE, reporting_full_disk, require_space
 from lmi_vllm.sources.local import MANIFEST_NAME
 
 

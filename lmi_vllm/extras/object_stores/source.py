@@ -21,7 +21,7 @@ from lmi_vllm.extras.transfer import (
     read_manifest,
     replace_directory,
 )
-from lmi_vllm.sources.archives import extract_archive, is_archive
+from lmi_vllm.sources.archives import is_archive
 from lmi_vllm.sources.base import (
     FetchRequest,
     InterruptedTransferError,
@@ -30,6 +30,7 @@ from lmi_vllm.sources.base import (
     StoredObject,
     UnreachableError,
 )
+from lmi_vllm.sources.extract import extract_archive
 from lmi_vllm.sources.local import cache_directory, skip_single_folders
 
 logger = logging.getLogger(__name__)

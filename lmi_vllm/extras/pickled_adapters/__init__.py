@@ -4,4 +4,6 @@ from typing import Final
 
 from lmi_vllm.extension import Extra, Lazy
 
-EXTRA: Final = Extra(pickled_weights=Lazy("lmi_vllm.extras.pickled_adapters.convert:convert"))
+EXTRA: Final = Extra(
+    pickled_weights=Lazy("lmi_vllm.extras.pickled_adapters.convert:convert"),
+)

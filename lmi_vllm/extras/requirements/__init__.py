@@ -4,4 +4,6 @@ from typing import Final
 
 from lmi_vllm.extension import Extra, Lazy
 
-EXTRA: Final = Extra(packages=Lazy("lmi_vllm.extras.requirements.packages:Requirements"))
+EXTRA: Final = Extra(
+    packages=Lazy("lmi_vllm.extras.requirements.packages:Requirements"),
+)

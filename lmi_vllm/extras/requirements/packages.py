@@ -16,7 +16,7 @@ from typing import Final
 from lmi_vllm.config.parsers import java_true
 from lmi_vllm.config.secrets import mask_urls
 from lmi_vllm.messages import ModelArtifacts
-from lmi_vllm.sources.table import is_store, read_text
+from lmi_vllm.sources.table import Sources
 
 logger = logging.getLogger(__name__)
 
@@ -28,9 +28,10 @@ _SHOWN_LINES: Final = 12
 class Requirements:
     """The packages of one model: of its directory, or of the one that is still to be fetched."""
 
-    def __init__(self, model: ModelArtifacts, environ: Mapping[str, str]) -> None:
+    def __init__(self, model: ModelArtifacts, environ: Mapping[str, str], sources: Sources) -> None:
         self._model = model
         self._environ = environ
+        self._sources = sources
         self._failure: str | None = None
 
     async def install_first(self) -> bool:
@@ -40,9 +41,12 @@ class Requirements:
             await self._install(file)
             return False
         url = self._model.reference
-        if not self._is_directory_fetched() or not is_store(url):
+        if not self._is_directory_fetched() or not self._sources.is_store(url):
             return False
-        return await asyncio.to_thread(read_text, url, REQUIREMENTS, self._environ) is not None
+        return (
+            await asyncio.to_thread(self._sources.read_text, url, REQUIREMENTS, self._environ)
+            is not None
+        )
 
     async def install_fetched(self, model: ModelArtifacts) -> None:
         """Install the requirements of a model directory that was fetched."""

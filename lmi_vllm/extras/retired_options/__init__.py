@@ -1,18 +1,20 @@
 """Options of other backends, of older vLLM releases and of the Java server: what became of them."""
 
-from typing import Final
+from typing import TYPE_CHECKING
 
-from lmi_vllm.extension import Extra, Lazy
+if TYPE_CHECKING:
+    from lmi_vllm.translate.configuration import ConfigurationBuilder
 
-EXTRA: Final = Extra(
-    settings=(
-        Lazy("lmi_vllm.extras.retired_options.options:ForeignOptions"),
-        Lazy("lmi_vllm.extras.retired_options.options:DroppedArguments"),
-        Lazy("lmi_vllm.extras.retired_options.options:JavaServerKeys"),
-    ),
-    rules=(
-        Lazy("lmi_vllm.extras.retired_options.rules:legacy_arguments"),
-        Lazy("lmi_vllm.extras.retired_options.rules:legacy_lengths"),
-    ),
-    fallback_rules=(Lazy("lmi_vllm.extras.retired_options.rules:put_fallbacks"),),
-)
+
+def configure(c: "ConfigurationBuilder") -> None:
+    """Add to the configuration."""
+    from lmi_vllm.extras.retired_options.options import (
+        DroppedArguments,
+        ForeignOptions,
+        JavaServerKeys,
+    )
+    from lmi_vllm.extras.retired_options.rules import legacy_arguments, legacy_lengths
+    from lmi_vllm.translate.draft import RulePhase
+
+    c.settings(ForeignOptions, DroppedArguments, JavaServerKeys)
+    c.rule(RulePhase.WRITTEN, legacy_arguments, legacy_lengths)

@@ -2,7 +2,6 @@
 
 from lmi_vllm.config.setting import Setting
 from lmi_vllm.extras.retired_options.options import DroppedArguments, ForeignOptions
-from lmi_vllm.translate.arguments import mapped_rows
 from lmi_vllm.translate.draft import ArgumentDraft
 
 
@@ -43,22 +42,6 @@ def _put_unless_set(draft: ArgumentDraft, setting: Setting, argument: str, value
         draft.put(argument, value, setting.origin)
     elif draft.values[argument] != value:
         draft.warn(f"{setting.label} has no effect: {draft.label(argument)} is set", setting)
-
-
-def put_fallbacks(draft: ArgumentDraft) -> None:
-    """Set arguments from other backends' options, if nothing else sets them."""
-    for setting, row in mapped_rows(draft):
-        if row is None or not row.effect.is_fallback:
-            continue
-        (target,) = setting.targets
-        if target in draft.values:
-            draft.warn(f"{setting.label} has no effect: {draft.label(target)} is set", setting)
-            continue
-        draft.put(target, setting.value, setting.origin)
-        if row.effect.text:
-            draft.warn(
-                f"{setting.label} is used as {target}={setting.value}: {row.effect.text}", setting
-            )
 
 
 def legacy_lengths(draft: ArgumentDraft) -> None:

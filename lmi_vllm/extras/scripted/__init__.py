@@ -8,5 +8,5 @@ from lmi_vllm.extension import Extra, Lazy
 EXTRA: Final = Extra(
     named_engines=MappingProxyType(
         {"scripted": Lazy("lmi_vllm.extras.scripted.engine:scripted_engines")}
-    )
+    ),
 )

@@ -1,11 +1,14 @@
 """The checks of SageMaker's secure mode."""
 
-from typing import Final
+from typing import TYPE_CHECKING
 
-from lmi_vllm.extension import Extra, Lazy
+if TYPE_CHECKING:
+    from lmi_vllm.translate.configuration import ConfigurationBuilder
 
-EXTRA: Final = Extra(
-    settings=(Lazy("lmi_vllm.extras.secure_mode.controls:SecureModeSettings"),),
-    start_check=Lazy("lmi_vllm.extras.secure_mode.controls:start_violations"),
-    adapter_check=Lazy("lmi_vllm.extras.secure_mode.controls:adapter_violations"),
-)
+
+def configure(c: "ConfigurationBuilder") -> None:
+    """Add to the configuration."""
+    from lmi_vllm.extras.secure_mode.controls import SageMakerSecurity, SecureModeSettings
+
+    c.settings(SecureModeSettings)
+    c.security(SageMakerSecurity)

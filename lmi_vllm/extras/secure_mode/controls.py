@@ -6,7 +6,7 @@ options that are set are checked (serving.properties and `OPTION_*`), not our ow
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -14,6 +14,7 @@ from typing import Final
 from lmi_vllm.config import parsers as parse
 from lmi_vllm.config.layers import of_file, option_aliases, option_variables
 from lmi_vllm.config.model_source import find_in_store
+from lmi_vllm.config.option_table import OptionTable
 from lmi_vllm.config.options.row import variable
 from lmi_vllm.config.parsers import boolean
 from lmi_vllm.config.setting import RawValue
@@ -103,34 +104,37 @@ def read_secure_mode(settings: Settings) -> SecureMode | None:
     return SecureMode(frozenset(own.sagemaker_security_controls or ()), channels)
 
 
-def start_violations(
-    settings: Settings, environ: Mapping[str, str], directory: Path | None
-) -> tuple[str, ...]:
-    """Return a message for each violation of a start; none where secure mode is off.
+class SageMakerSecurity:
+    """The checks of secure mode; each returns a message for a violation, none where it is off."""
 
-    `directory` is the model directory where there is one.
-    """
-    mode = read_secure_mode(settings)
-    if mode is None:
-        return ()
-    if not mode.controls:
-        return (f"{SWITCH} is on and {CONTROLS} is not set: it names the checks, out of "
-                f"{', '.join(KNOWN_CONTROLS)}",)  # fmt: skip
-    violations = [
-        *_control_names(mode), *_options(settings, environ), *_python(settings),
-        *(text for extra in settings.extras for text in extra.forbidden_in_secure_mode()),
-        *_remote_code(mode, settings, environ), *_entry_point(mode, settings),
-        *_model_directory(mode, directory), *_channels(mode, find_in_store(settings, environ)),
-    ]  # fmt: skip
-    for folder in _adapter_folders(settings, directory):
-        violations += _adapter(mode, folder)
-    return tuple(dict.fromkeys(violations))
+    def __init__(self, options: OptionTable) -> None:
+        self._options = options
 
+    def start_violations(
+        self, settings: Settings, environ: Mapping[str, str], directory: Path | None
+    ) -> tuple[str, ...]:
+        """Return the violations of a start; `directory` is the model's, if there is one."""
+        mode = read_secure_mode(settings)
+        if mode is None:
+            return ()
+        if not mode.controls:
+            return (f"{SWITCH} is on and {CONTROLS} is not set: it names the checks, out of "
+                    f"{', '.join(KNOWN_CONTROLS)}",)  # fmt: skip
+        written = tuple(_written_values(settings, environ, self._options))
+        violations = [
+            *_control_names(mode), *_unlisted(written), *_python(settings),
+            *(text for extra in settings.extras for text in extra.forbidden_in_secure_mode()),
+            *_remote_code(mode, written), *_entry_point(mode, settings),
+            *_model_directory(mode, directory), *_channels(mode, find_in_store(settings, environ)),
+        ]  # fmt: skip
+        for folder in _adapter_folders(settings, directory):
+            violations += _adapter(mode, folder)
+        return tuple(dict.fromkeys(violations))
 
-def adapter_violations(settings: Settings, folder: Path) -> tuple[str, ...]:
-    """Return a message for each violation in the folder of one adapter."""
-    mode = read_secure_mode(settings)
-    return () if mode is None else tuple(_adapter(mode, folder))
+    def adapter_violations(self, settings: Settings, folder: Path) -> tuple[str, ...]:
+        """Return the violations in the folder of one adapter."""
+        mode = read_secure_mode(settings)
+        return () if mode is None else tuple(_adapter(mode, folder))
 
 
 def _control_names(mode: SecureMode) -> Iterator[str]:
@@ -139,17 +143,19 @@ def _control_names(mode: SecureMode) -> Iterator[str]:
         yield f"{CONTROLS}: {name} is no known check; known are {', '.join(KNOWN_CONTROLS)}"
 
 
-def _written_values(settings: Settings, environ: Mapping[str, str]) -> Iterator[RawValue]:
+def _written_values(
+    settings: Settings, environ: Mapping[str, str], options: OptionTable
+) -> Iterator[RawValue]:
     """Yield every value written for the model, those included that another source overrides."""
     file = settings.properties
     if file is not None and not Path(file.path).is_relative_to(DEMO_MODEL_DIR):
         yield from of_file(file)
-    yield from option_variables(environ)
+    yield from option_variables(environ, options)
     yield from option_aliases(environ)
 
 
-def _options(settings: Settings, environ: Mapping[str, str]) -> Iterator[str]:
-    for raw in _written_values(settings, environ):
+def _unlisted(written: Iterable[RawValue]) -> Iterator[str]:
+    for raw in written:
         if raw.key not in ALLOWED_KEYS:
             yield f"{raw.key} ({raw.origin}) is not among the options of secure mode"
 
@@ -160,11 +166,11 @@ def _python(settings: Settings) -> Iterator[str]:
         yield f"{setting.stated} is not allowed in secure mode: only {' and '.join(PYTHONS)} are"
 
 
-def _remote_code(mode: SecureMode, settings: Settings, environ: Mapping[str, str]) -> Iterator[str]:
+def _remote_code(mode: SecureMode, written: Iterable[RawValue]) -> Iterator[str]:
     """Yield each value that asks for remote code, also one that another source overrides."""
     if not mode.forbids(NO_REMOTE_CODE):
         return
-    for raw in _written_values(settings, environ):
+    for raw in written:
         if raw.key == "option.trust_remote_code" and _may_be_true(raw.text):
             yield f"{raw.key}={raw.text} ({raw.origin}) is forbidden by {NO_REMOTE_CODE}"
 

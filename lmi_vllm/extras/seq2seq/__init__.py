@@ -1,16 +1,25 @@
 """Encoder-decoder models for text, which vLLM does not run, on an engine over Transformers."""
 
-from typing import Final
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
 
-from lmi_vllm.extension import Extra, Lazy, OwnEngine
+from lmi_vllm.extension import Extra, Lazy
+
+if TYPE_CHECKING:
+    from lmi_vllm.translate.configuration import ConfigurationBuilder
+
+ENGINE: Final = "Transformers engine"
 
 EXTRA: Final = Extra(
-    checkpoint_rules=(Lazy("lmi_vllm.extras.seq2seq.rules:choose_engine"),),
-    engines=(
-        OwnEngine(
-            "Transformers engine",
-            Lazy("lmi_vllm.extras.seq2seq.rules:runs_here"),
-            Lazy("lmi_vllm.extras.seq2seq.factory:TransformersFactory"),
-        ),
-    ),
+    engines=MappingProxyType({ENGINE: Lazy("lmi_vllm.extras.seq2seq.factory:TransformersFactory")}),
 )
+
+
+def configure(c: "ConfigurationBuilder") -> None:
+    """Add to the configuration."""
+    from lmi_vllm.checks.model import OwnEngine
+    from lmi_vllm.extras.seq2seq.rules import choose_engine, runs_here
+    from lmi_vllm.translate.draft import RulePhase
+
+    c.engine(OwnEngine(ENGINE, runs_here))
+    c.rule(RulePhase.CHECKPOINT, choose_engine)

@@ -34,7 +34,7 @@ from lmi_vllm.errors import (
 )
 from lmi_vllm.messages import Reply
 from lmi_vllm.sources.base import InterruptedTransferError, ObjectStore, UnreachableError
-from lmi_vllm.sources.table import store_of
+from lmi_vllm.sources.table import Sources
 from lmi_vllm.telemetry.records import current_record
 
 logger = logging.getLogger(__name__)
@@ -117,9 +117,11 @@ class SharedSessions:
             raise UnreachableError(f"no answer within {STORE_SECONDS:g} s") from error
 
 
-def shared_sessions(url: str | None, environ: Mapping[str, str]) -> SharedSessions | None:
+def shared_sessions(
+    url: str | None, environ: Mapping[str, str], sources: Sources
+) -> SharedSessions | None:
     """Return the sessions below the URL; None without one, or where it names no store."""
-    store = store_of(url.strip()) if url else None
+    store = sources.store_of(url.strip()) if url else None
     if store is None or url is None:
         return None
     return SharedSessions(store.make_store(f"{url.strip().rstrip('/')}/", environ))

@@ -26,7 +26,7 @@ from lmi_vllm.inference.context import RequestContext, RequestStep
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import GENERATE, EngineArguments, InferenceCall, Reply
 from lmi_vllm.server.context import ServerEvents
-from lmi_vllm.sources.table import store_of, unclaimed_reason
+from lmi_vllm.sources.table import Sources
 from lmi_vllm.sources.trusted_folders import (
     per_user_sibling,
     trusted_folder,
@@ -48,16 +48,17 @@ async def keeping_sessions(
     events: ServerEvents,
 ) -> AsyncIterator[None]:
     """Keep sessions as the settings of the model ask for it; copied while the engine ends."""
+    sources = events.sources
     step, copies = SessionStep(Sessions()), list[asyncio.Task[None]]()
     url = settings.extra(SessionSettings).sessions_s3url
 
     def use_settings(settings: Settings, _: EngineArguments) -> None:
         nonlocal url
         url = settings.extra(SessionSettings).sessions_s3url
-        step.sessions = sessions_of(settings, shared_sessions(url, environ))
+        step.sessions = sessions_of(settings, shared_sessions(url, environ, sources))
 
     async def copy() -> None:
-        copies.append(asyncio.create_task(copy_sessions(step.sessions, url, environ)))
+        copies.append(asyncio.create_task(copy_sessions(step.sessions, url, environ, sources)))
 
     service.steps.append(step)
     events.on_plan.append(use_settings)
@@ -109,16 +110,19 @@ def sessions_of(settings: Settings, shared: SharedSessions | None = None) -> Ses
 def check_store(draft: ArgumentDraft) -> None:
     """Warn of a URL that no store claims: sessions would silently stay local."""
     url = (draft.settings.extra(SessionSettings).sessions_s3url or "").strip()
-    if url and store_of(url) is None:
-        draft.warn(f"option.sessions_s3url={mask_urls(url)} {unclaimed_reason()}: it has no effect")
+    if url and draft.sources.store_of(url) is None:
+        reason = draft.sources.unclaimed_reason()
+        draft.warn(f"option.sessions_s3url={mask_urls(url)} {reason}: it has no effect")
 
 
-async def copy_sessions(sessions: Sessions, url: str | None, environ: Mapping[str, str]) -> None:
+async def copy_sessions(
+    sessions: Sessions, url: str | None, environ: Mapping[str, str], sources: Sources
+) -> None:
     """Copy the directory to `url`, where there is one; a failure is only logged."""
     if not url or not sessions.root.is_dir():
         return
     shown = mask_urls(url)
-    upload = asyncio.to_thread(_copy, sessions, url, environ)
+    upload = asyncio.to_thread(_copy, sessions, url, environ, sources)
     try:
         count = await asyncio.wait_for(upload, COPY_SECONDS)
     except TimeoutError:
@@ -129,21 +133,23 @@ async def copy_sessions(sessions: Sessions, url: str | None, environ: Mapping[st
         logger.info("copied %d session files to %s", count, shown)
 
 
-def _copy(sessions: Sessions, url: str, environ: Mapping[str, str]) -> int:
+def _copy(sessions: Sessions, url: str, environ: Mapping[str, str], sources: Sources) -> int:
     sessions.remove_closed()  # else the copy would restore them
-    return upload_directory(sessions.root, url, environ)
+    return upload_directory(sessions.root, url, environ, sources)
 
 
-def upload_directory(directory: Path, url: str, environ: Mapping[str, str]) -> int:
+def upload_directory(
+    directory: Path, url: str, environ: Mapping[str, str], sources: Sources
+) -> int:
     """Copy every file below `directory` to the store at `url`, and return how many.
 
     Raises:
         DownloadError: the store refuses, or `url` names none.
         UnreachableError: the store does not answer.
     """
-    place = store_of(url.strip())
+    place = sources.store_of(url.strip())
     if place is None:
-        raise DownloadError(f"{url} {unclaimed_reason()}")
+        raise DownloadError(f"{url} {sources.unclaimed_reason()}")
     store = place.make_store(url.strip(), environ)
     files = [path for path in sorted(directory.rglob("*")) if path.is_file()]
     for path in files:

@@ -4,4 +4,6 @@ from typing import Final
 
 from lmi_vllm.extension import Extra, Lazy
 
-EXTRA: Final = Extra(lifespan=Lazy("lmi_vllm.extras.start_summary.summary:summarizing"))
+EXTRA: Final = Extra(
+    lifespan=Lazy("lmi_vllm.extras.start_summary.summary:summarizing"),
+)

@@ -1,11 +1,26 @@
 """Text embedding and reranking as on LMI's Rust and OnnxRuntime engines: options and requests."""
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from lmi_vllm.extension import Extra, Lazy
 
+if TYPE_CHECKING:
+    from lmi_vllm.translate.configuration import ConfigurationBuilder
+
 EXTRA: Final = Extra(
-    settings=(Lazy("lmi_vllm.extras.text_embedding.options:TextEmbeddingSettings"),),
-    rules=(Lazy("lmi_vllm.extras.text_embedding.options:configure"),),
     lifespan=Lazy("lmi_vllm.extras.text_embedding.requests:answering_texts"),
 )
+
+
+def configure(c: "ConfigurationBuilder") -> None:
+    """Add to the configuration."""
+    from lmi_vllm.extras.text_embedding.options import (
+        TextEmbeddingSettings,
+    )
+    from lmi_vllm.extras.text_embedding.options import (
+        configure as put_pooling,
+    )
+    from lmi_vllm.translate.draft import RulePhase
+
+    c.settings(TextEmbeddingSettings)
+    c.rule(RulePhase.WRITTEN, put_pooling)

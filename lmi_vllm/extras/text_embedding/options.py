@@ -11,9 +11,10 @@ from typing import ClassVar, Final
 from lmi_vllm.config import parsers as parse
 from lmi_vllm.config.options.row import FILE, computes, no_effect, option, ours, refuses, warns
 from lmi_vllm.config.setting import Setting
-from lmi_vllm.config.settings import ExtraSettings, Settings
+from lmi_vllm.config.settings import ExtraSettings, ServerSettings, Settings
 from lmi_vllm.config.value_rules import EMBEDDING_ENGINES
 from lmi_vllm.messages import DEFAULT_ORIGIN
+from lmi_vllm.sources.table import Sources
 from lmi_vllm.translate.draft import ArgumentDraft
 from lmi_vllm.translate.rules import served_task
 
@@ -83,7 +84,7 @@ class TextEmbeddingSettings(ExtraSettings):
     batchifier: str | None = unread("vLLM batches by itself")
     # fmt: on
 
-    def check(self, _server: object, fail: Callable[[str], None]) -> None:
+    def check(self, server: ServerSettings, sources: Sources, fail: Callable[[str], None]) -> None:
         """Report a way to pool that vLLM does not have."""
         setting = self.details.pooling
         if setting.is_set and self.pooling not in _POOLING:

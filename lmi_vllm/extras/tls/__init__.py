@@ -1,10 +1,14 @@
 """TLS on addresses that begin with https: a PEM pair."""
 
-from typing import Final
+from typing import TYPE_CHECKING
 
-from lmi_vllm.extension import Extra, Lazy
+if TYPE_CHECKING:
+    from lmi_vllm.translate.configuration import ConfigurationBuilder
 
-EXTRA: Final = Extra(
-    settings=(Lazy("lmi_vllm.extras.tls.pair:TlsSettings"),),
-    tls=Lazy("lmi_vllm.extras.tls.pair:tls_of"),
-)
+
+def configure(c: "ConfigurationBuilder") -> None:
+    """Add to the configuration."""
+    from lmi_vllm.extras.tls.pair import TlsSettings, tls_of
+
+    c.settings(TlsSettings)
+    c.tls(tls_of)

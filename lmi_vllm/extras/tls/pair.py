@@ -11,6 +11,7 @@ from lmi_vllm.config.options.row import SERVER_LEVEL, option, ours
 from lmi_vllm.config.setting import Setting
 from lmi_vllm.config.settings import ExtraSettings, ServerSettings, Settings
 from lmi_vllm.errors import StartupError
+from lmi_vllm.sources.table import Sources
 
 CERTIFICATE: Final = "certificate_file"
 KEY: Final = "private_key_file"
@@ -29,7 +30,7 @@ class TlsSettings(ExtraSettings):
         values="path", note="PEM certificate for https.")
     # fmt: on
 
-    def check(self, server: ServerSettings, fail: Callable[[str], None]) -> None:
+    def check(self, server: ServerSettings, sources: Sources, fail: Callable[[str], None]) -> None:
         """Report addresses and files that do not go together."""
         for sentence in self.missing(server):
             fail(sentence)

@@ -7,4 +7,6 @@ from typing import Final
 
 from lmi_vllm.extension import Extra, Lazy
 
-EXTRA: Final = Extra(token_lane=Lazy("lmi_vllm.extras.token_lane.lane:PlainLane"))
+EXTRA: Final = Extra(
+    token_lane=Lazy("lmi_vllm.extras.token_lane.lane:PlainLane"),
+)

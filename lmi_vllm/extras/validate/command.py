@@ -16,20 +16,20 @@ from lmi_vllm.commands.explain import (
     translation_of,
     write_answer,
 )
-from lmi_vllm.config.load import load_settings
 from lmi_vllm.config.secrets import mask_urls
 from lmi_vllm.extras.validate.memory_estimate import GIB, estimate_memory
 from lmi_vllm.extras.validate.model_checks import check_model
 from lmi_vllm.extras.validate.model_shape import read_shape
 from lmi_vllm.sources.archives import is_archive
 from lmi_vllm.translate.arguments import ModelReader, Translation
-from lmi_vllm.translate.explain import FORMATS, Explanation, explain
+from lmi_vllm.translate.configuration import Configuration
+from lmi_vllm.translate.explain import FORMATS, Explanation
 
 _MIB: Final = 1 << 20
 _NVIDIA_SMI_SECONDS: Final = 5.0
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser, _: Configuration) -> None:
     """Add this command's flags."""
     parser.add_argument("--format", choices=tuple(FORMATS), default="table", help="output format")
     parser.add_argument("--config", metavar="DIR", help="directory of the model's config.json")
@@ -37,28 +37,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_source_arguments(parser)
 
 
-def run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
+def run(
+    arguments: argparse.Namespace, environ: Mapping[str, str], configuration: Configuration
+) -> int:
     """Print the explanation with the checks' results; returns 0, or 2 when there is an error."""
-    settings = load_settings(environ, command_line_of(arguments))
-    read = reader_of(arguments, settings, environ, with_size=True)
+    settings = configuration.load(environ, command_line_of(arguments))
+    read = reader_of(arguments, settings, environ, configuration, with_size=True)
     if arguments.config:
         read = _reader_of_directory(Path(arguments.config))
-    translation = translation_of(arguments, settings, environ, read)
+    translation = translation_of(arguments, settings, environ, read, configuration)
     files = read_directory(Path(arguments.config)) if arguments.config else _known(translation)
     memory = arguments.device_memory * GIB if arguments.device_memory else _device_bytes()
-    result = validate(translation, files, None if memory is None else int(memory))
+    result = validate(translation, files, None if memory is None else int(memory), configuration)
     write_answer(FORMATS[arguments.format](result))
     return result.exit_code
 
 
-def validate(translation: Translation, files: ModelFiles, device_bytes: int | None) -> Explanation:
+def validate(
+    translation: Translation,
+    files: ModelFiles,
+    device_bytes: int | None,
+    configuration: Configuration,
+) -> Explanation:
     """Return the explanation with the findings of the checks and the memory estimate."""
-    explanation, arguments = explain(translation), translation.arguments.values
+    explanation, arguments = configuration.explain(translation), translation.arguments.values
     if files.config is None:
         said = dict.fromkeys((*explanation.warnings, files.unread_warning))
         return replace(explanation, warnings=tuple(said))
     shape = read_shape(files.config)
-    findings = check_model(shape, arguments)
+    findings = check_model(shape, arguments, configuration)
     estimate = estimate_memory(shape, arguments, files.weight_bytes, device_bytes)
     warnings, errors = [*findings.warnings], [*findings.errors]
     if estimate is None:

@@ -1,16 +1,15 @@
 """Settings against the model's own config.json: what vLLM would refuse, found before it starts."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain
 from types import MappingProxyType
 from typing import Final
 
-from lmi_vllm.checks.model import checkpoint_warnings, own_engine, unsupported_quantization
+from lmi_vllm.checks.model import checkpoint_warnings, unsupported_quantization
 from lmi_vllm.config.variable_names import closest
 from lmi_vllm.config.vllm_schema import load_release
-from lmi_vllm.extension import extras
 from lmi_vllm.extras.validate.model_shape import ModelShape
+from lmi_vllm.translate.configuration import Configuration
 
 # Quantization method of a checkpoint -> vLLM's methods that can load it.
 _FAMILIES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
@@ -38,26 +37,31 @@ class Findings:
     errors: tuple[str, ...]
 
 
-def check_model(shape: ModelShape, arguments: Mapping[str, object]) -> Findings:
+def check_model(
+    shape: ModelShape, arguments: Mapping[str, object], configuration: Configuration
+) -> Findings:
     """Return the findings of all checks; `arguments` are the engine's."""
-    if (engine := own_engine(shape.architectures, arguments)) is not None:
-        own = engine.runs.load()(shape.architectures, arguments)
+    engine = configuration.translator.engines.of(shape.architectures, arguments)
+    if engine is not None:
+        own = engine.runs(shape.architectures, arguments)
         return Findings((f"{own} is served by the {engine.name}, not by vLLM",), ())
     errors = [
-        *_architecture(shape, arguments), *_length(shape, arguments), *_parallel(shape, arguments),
-        *_quantization(shape, arguments),
+        *_architecture(shape, arguments, configuration.model_classes),
+        *_length(shape, arguments), *_parallel(shape, arguments), *_quantization(shape, arguments),
     ]  # fmt: skip
     return Findings((*checkpoint_warnings(shape, arguments),), tuple(errors))
 
 
-def _architecture(shape: ModelShape, arguments: Mapping[str, object]) -> Iterator[str]:
+def _architecture(
+    shape: ModelShape, arguments: Mapping[str, object], added: Collection[str]
+) -> Iterator[str]:
     """Yield an error unless vLLM has the architecture, or the model brings its own code."""
     release = load_release()
     if not shape.architectures:
         yield "config.json names no architectures: vLLM cannot choose a model class"
         return
     served = served_architectures(shape.architectures, arguments)
-    known = {*release.architectures, *chain(*(extra.model_classes for extra in extras().values()))}
+    known = {*release.architectures, *added}
     if known.intersection(served):
         return
     if arguments.get("model_impl") == "transformers" or (

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from lmi_vllm.adapters import source
-from lmi_vllm.adapters.source import AdapterPolicy, AdapterSources, local_adapters
+from lmi_vllm.adapters.source import AdapterPolicy, local_adapters
 from lmi_vllm.checks.adapter_config import CONFIG, WEIGHTS
-from lmi_vllm.config.load import load_settings
 from lmi_vllm.errors import AdapterConflictError, AdapterRefusedError
 from lmi_vllm.server.adapter_start import adapter_policy
+from lmi_vllm.sources.table import Sources
 from tests.support.adapter_files import CAPITALS, copy_adapter
+from tests.support.assembled import CONFIGURATION, AdapterSources, load_settings
 
 
 @pytest.fixture
@@ -22,7 +22,9 @@ def adapter(tmp_path: Path) -> Path:
 
 def resolve(src: object, **environ: str) -> str:
     """Resolve a source under an environment."""
-    return AdapterSources(environ, adapter_policy(load_settings(environ))).resolve(str(src))
+    return AdapterSources(
+        environ, adapter_policy(load_settings(environ), CONFIGURATION.security)
+    ).resolve(str(src))
 
 
 def test_local_sources_name_one_folder(
@@ -144,7 +146,7 @@ def test_fetched_code_that_others_may_change_is_never_run(
     code: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """The folder that is fetched into may be one that others share."""
-    monkeypatch.setattr(source, "fetch_model", lambda *_, **__: code)
+    monkeypatch.setattr(Sources, "fetch_model", lambda *_, **__: code)
     allowed = {"LMI_CUSTOM_CODE": "all", "LMI_ADAPTER_HUB": "true"}
     assert resolve("acme/code", **allowed)
     (code / name).chmod(0o777)

@@ -6,13 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmi_vllm.config.load import load_settings
-from lmi_vllm.config.options import ALIAS_VARIABLES, all_rows
+from lmi_vllm.config.options import ALIAS_VARIABLES
 from lmi_vllm.config.properties import parse_properties
-from lmi_vllm.config.variable_names import option_names, serving_rows
-from lmi_vllm.translate.arguments import translate_start
 from lmi_vllm.translate.devices import Devices
-from lmi_vllm.translate.explain import FORMATS, explain
+from lmi_vllm.translate.explain import FORMATS
+from tests.support.assembled import OPTIONS, explain, load_settings, translate_start
 
 KNOWN_NASTY = (
     "", " ", "None", "true", "TRUE", "max", "auto", "-1", "0", "4.0", "1e400", "nan", "16K",
@@ -32,7 +30,7 @@ def read(environ: dict[str, str], gpus: int = 4) -> None:
 
 
 @settings(max_examples=150, deadline=None)
-@given(name=st.sampled_from(option_names()), text=NASTY)
+@given(name=st.sampled_from(OPTIONS.names()), text=NASTY)
 def test_no_text_of_an_option_crashes(name: str, text: str) -> None:
     """Every option, the table's and vLLM's, from a variable."""
     read(NO_STORE | {f"OPTION_{name}": text})
@@ -43,13 +41,13 @@ def test_no_text_of_an_option_crashes(name: str, text: str) -> None:
 )
 def test_no_option_crashes_on(text: str) -> None:
     """The same text under every single name."""
-    for name in option_names():
+    for name in OPTIONS.names():
         load_settings(NO_STORE | {f"OPTION_{name}": text})
 
 
 NAMES = [
-    *(f"SERVING_{row.name.upper()}" for row in serving_rows()),
-    *(row.name for row in all_rows().variables),
+    *(f"SERVING_{row.name.upper()}" for row in OPTIONS.serving_rows()),
+    *(row.name for row in OPTIONS.rows.variables),
     *(row.source for row in ALIAS_VARIABLES),
     "TENSOR_PARALLEL_DEGREE", "PIPELINE_PARALLEL_DEGREE", "HF_MODEL_ID", "HF_REVISION", "HF_TASK",
     "SAGEMAKER_NUM_MODEL_WORKERS", "SAGEMAKER_BIND_TO_PORT", "SAGEMAKER_MAX_REQUEST_SIZE",
@@ -74,7 +72,7 @@ def test_no_variable_crashes_on_a_known_nasty_text(place: int, name: str) -> Non
 @given(
     st.dictionaries(
         st.sampled_from(
-            [f"option.{row.name}" for row in all_rows().options] + ["engine", "maxWorkers"]
+            [f"option.{row.name}" for row in OPTIONS.rows.options] + ["engine", "maxWorkers"]
         ),
         NASTY,
         max_size=8,

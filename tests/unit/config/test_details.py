@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 import lmi_vllm
-from lmi_vllm.config.load import load_settings
 from lmi_vllm.config.setting import Details, Sentence
 from lmi_vllm.config.settings import ModelSettings
 from lmi_vllm.messages import OriginKind
+from tests.support.assembled import load_settings
 
 # The core alone is tested as a folder of links.
 FILES = [

@@ -7,10 +7,11 @@ import pytest
 from pydantic import ValidationError
 
 from lmi_vllm.config import parsers as parse
-from lmi_vllm.config.load import load_settings
 from lmi_vllm.config.options.row import ENV, option, ours, variable
 from lmi_vllm.config.settings import ExtraSettings, ServerSettings
 from lmi_vllm.messages import Origin, OriginKind
+from lmi_vllm.sources.table import Sources
+from tests.support.assembled import load_settings
 
 
 class PetSettings(ExtraSettings):
@@ -18,7 +19,7 @@ class PetSettings(ExtraSettings):
 
     lmi_pets: int = variable(parse.positive_int, "How many.", default=2)
 
-    def check(self, server: ServerSettings, fail: Callable[[str], None]) -> None:
+    def check(self, server: ServerSettings, sources: Sources, fail: Callable[[str], None]) -> None:
         """Every pet wants a place in the queue."""
         if self.lmi_pets > server.job_queue_size:
             fail("too many pets")

@@ -10,9 +10,9 @@ from lmi_vllm.config.listen import (
     api_keys,
     listen_plan,
 )
-from lmi_vllm.config.load import load_settings
 from lmi_vllm.config.setting import CommandLine
 from lmi_vllm.errors import StartupError
+from tests.support.assembled import load_settings
 
 HERE = "127.0.0.1"
 PLANS = {

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from lmi_vllm.config.load import load_settings
 from lmi_vllm.config.model_source import clean_name, locate_model
 from lmi_vllm.config.setting import CommandLine
 from lmi_vllm.demo import DEMO_MODEL_DIR
 from lmi_vllm.errors import ModelSourceError
 from lmi_vllm.messages import ModelArtifacts
+from tests.support.assembled import load_settings
 
 Locate = Callable[..., ModelArtifacts | None]
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from lmi_vllm.config.options import all_rows
 from lmi_vllm.config.properties import read_properties
 from lmi_vllm.config.vllm_schema import load_release
+from tests.support.assembled import OPTIONS
 from tests.unit.conftest import ExplainRun
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -23,14 +23,14 @@ def test_reference_names_every_option_and_argument() -> None:
     page = (ROOT / "config" / "option-reference.md").read_text(encoding="utf-8")
     cells = [line.split("|")[1] for line in page.splitlines() if line.startswith("| ")]
     written = {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
-    rows = (*all_rows().options, *all_rows().server, *all_rows().variables)
+    rows = (*OPTIONS.rows.options, *OPTIONS.rows.server, *OPTIONS.rows.variables)
     assert {name for row in rows for name in (row.name, *row.aliases)} <= written
     assert set(load_release().engine) <= written
 
 
 def test_every_row_has_a_description() -> None:
     """A row has a note, or a reason for having no effect."""
-    for row in (*all_rows().options, *all_rows().server, *all_rows().variables):
+    for row in (*OPTIONS.rows.options, *OPTIONS.rows.server, *OPTIONS.rows.variables):
         assert row.note or row.effect.text or row.effect.is_fallback, row.name
 
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from lmi_vllm.config.load import load_settings
 from lmi_vllm.config.properties import parse_properties
 from lmi_vllm.config.setting import CommandLine
 from lmi_vllm.messages import Origin, OriginKind
+from tests.support.assembled import load_settings
 from tests.unit.conftest import ExplainRun
 
 MODEL_ORDER = (  # file, environment, server or option name, value, origin

@@ -4,11 +4,10 @@ import time
 
 import pytest
 
-from lmi_vllm.config.load import load_settings
 from lmi_vllm.config.secrets import is_secret, mask_text, mask_urls
-from lmi_vllm.translate.arguments import translate_start
 from lmi_vllm.translate.devices import Devices
-from lmi_vllm.translate.explain import FORMATS, explain
+from lmi_vllm.translate.explain import FORMATS
+from tests.support.assembled import explain, load_settings, translate_start
 
 JSON = (  # text, as it is shown
     ('{"token": ["s3cret"], "a": 1}', '{"token": "***", "a": 1}'),

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from lmi_vllm.config.options import all_rows
 from lmi_vllm.config.parsers import dtype, human_int, java_true, modality_limits
 from lmi_vllm.config.value_rules import log_level
+from tests.support.assembled import OPTIONS
 from tests.unit.conftest import ExplainRun
 
 READ = (  # option, text, argument, value
@@ -222,7 +222,7 @@ def test_every_ending_of_a_number_has_its_factor(ending: str, factor: int) -> No
 
 def test_every_number_of_bytes_takes_an_ending() -> None:
     """Whatever says that it is a number of bytes is read in the same way."""
-    rows = [row for row in (*all_rows().server, *all_rows().variables) if row.values == "bytes"]
+    rows = [row for row in (*OPTIONS.rows.server, *OPTIONS.rows.variables) if row.values == "bytes"]
     assert {row.name: row.parse("2K") for row in rows} == {row.name: 2048 for row in rows} != {}
 
 

@@ -5,18 +5,17 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from lmi_vllm.adapters import source
 from lmi_vllm.adapters.hooks import AdapterHooks
 from lmi_vllm.adapters.loads import no_code
 from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.adapters.source import AdapterSources
-from lmi_vllm.config.load import load_settings
 from lmi_vllm.messages import ModelArtifacts
 from lmi_vllm.server.adapter_start import load_adapters
 from lmi_vllm.server.model_files import ReadyFiles
-from lmi_vllm.translate.arguments import translate
+from lmi_vllm.sources.table import Sources
 from lmi_vllm.translate.devices import Devices
 from tests.support.adapter_files import copy_adapter
+from tests.support.assembled import CONFIGURATION, load_settings, translate
 
 
 async def test_settings_are_not_read_a_second_time(
@@ -24,7 +23,7 @@ async def test_settings_are_not_read_a_second_time(
 ) -> None:
     """`1` switches hub ids on, and a size with a decimal point is one."""
     folder = copy_adapter(tmp_path / "adapter")
-    monkeypatch.setattr(source, "fetch_model", lambda *_, **__: folder)
+    monkeypatch.setattr(Sources, "fetch_model", lambda *_, **__: folder)
     environ = {"LMI_ADAPTER_HUB": "1", "LMI_ADAPTER_MAX_SIZE": "1000000.0"}
     found: list[AdapterSources] = []
 
@@ -35,6 +34,6 @@ async def test_settings_are_not_read_a_second_time(
     model = ModelArtifacts("m", str(tmp_path), str(tmp_path))
     settings = load_settings({**environ, "OPTION_ENABLE_LORA": "true"})
     ready = ReadyFiles(model, translate(settings, model, Devices(0)))
-    await load_adapters(ready, environ, MagicMock(), load_code=no_code, hooks=hooks)
+    await load_adapters(ready, CONFIGURATION, environ, MagicMock(), load_code=no_code, hooks=hooks)
     assert found[0].resolve("someone/french") == str(folder)
     assert found[0].limits.total_bytes == 1_000_000

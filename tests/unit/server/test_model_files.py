@@ -4,13 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from lmi_vllm.config.load import load_settings
 from lmi_vllm.extras.requirements import packages
 from lmi_vllm.messages import ModelArtifacts
-from lmi_vllm.server import model_files
 from lmi_vllm.server.model_files import ModelFetch
-from lmi_vllm.translate.arguments import translate
+from lmi_vllm.sources.table import Sources
 from lmi_vllm.translate.devices import Devices
+from tests.support.assembled import CONFIGURATION, load_settings, translate
 
 
 async def test_final_translation_is_handed_on(
@@ -18,11 +17,11 @@ async def test_final_translation_is_handed_on(
 ) -> None:
     """With the fetched files, and with all that was said of the settings before."""
     (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
-    monkeypatch.setattr(model_files, "fetch_model", lambda *_, **__: tmp_path)
+    monkeypatch.setattr(Sources, "fetch_model", lambda *_, **__: tmp_path)
     settings = load_settings({"HF_MODEL_ID": "a/b", "OPTION_SERVED_MODEL_NAME": "served"})
     model = ModelArtifacts("b", "a/b", "a/b", revision="main")
     planned = translate(settings, model, Devices())
-    ready = await ModelFetch(model, planned, {}, lambda _: None).fetch()
+    ready = await ModelFetch(model, planned, CONFIGURATION, {}, lambda _: None).fetch()
     final = ready.translation
     assert (final.model, final.settings) == (ready.model, settings)
     assert (final.arguments.values["model"], ready.model.model) == (str(tmp_path),) * 2
@@ -45,7 +44,9 @@ async def test_no_code_of_a_model_means_no_packages(
     (tmp_path / "requirements.txt").write_text("./local-package")
     settings = load_settings({"HF_MODEL_ID": str(tmp_path), "LMI_CUSTOM_CODE": code})
     model = ModelArtifacts("b", str(tmp_path), str(tmp_path), directory=tmp_path)
-    fetch = ModelFetch(model, translate(settings, model, Devices()), {}, lambda _: None)
+    fetch = ModelFetch(
+        model, translate(settings, model, Devices()), CONFIGURATION, {}, lambda _: None
+    )
     await fetch.install_first()
     assert bool(installed) is (code == "local")
     assert ("is not installed: LMI_CUSTOM_CODE=none forbids it" in caplog.text) is not installed

@@ -5,14 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from lmi_vllm.adapters.source import AdapterSources
-from lmi_vllm.config.load import load_settings
 from lmi_vllm.config.model_source import locate_model
 from lmi_vllm.config.setting import CommandLine
 from lmi_vllm.errors import DownloadError, ModelSourceError
 from lmi_vllm.messages import ModelArtifacts
-from lmi_vllm.sources import table
 from tests.support.adapter_files import copy_adapter
+from tests.support.assembled import AdapterSources, fetch_model, load_settings
 
 
 def located(environ: Mapping[str, str], **flags: object) -> ModelArtifacts:
@@ -49,7 +47,7 @@ def test_file_url_is_the_path_as_model(model: Path, tmp_path: Path, form: str) -
     ):
         assert (found.model, found.directory) == (str(model), model)
     assert located(environ, models=f"test={url}").name == "test"
-    assert table.fetch_model(url, environ={}) == model
+    assert fetch_model(url, environ={}) == model
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -74,4 +72,4 @@ def test_file_url_that_leads_nowhere_is_named(variable: str) -> None:
     with pytest.raises(ModelSourceError, match="names the machine elsewhere: write file:///path"):
         located({variable: "file://elsewhere/model"})
     with pytest.raises(DownloadError, match="does not exist"):
-        table.fetch_model("file:/no/such", environ={})
+        fetch_model("file:/no/such", environ={})

@@ -3,9 +3,8 @@
 import pytest
 
 from lmi_vllm.config.layers import CommandLine
-from lmi_vllm.config.load import load_settings
-from lmi_vllm.translate.arguments import translate, translate_start
 from lmi_vllm.translate.devices import Devices
+from tests.support.assembled import load_settings, translate, translate_start
 
 LORA = {"HF_MODEL_ID": "a/b", "OPTION_ENABLE_LORA": "true"}
 

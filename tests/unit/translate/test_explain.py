@@ -8,14 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from lmi_vllm.config.load import load_settings
 from lmi_vllm.config.secrets import is_secret, mask_value
 from lmi_vllm.config.vllm_schema import load_release
 from lmi_vllm.demo import DEMO_MODEL_DIR
 from lmi_vllm.messages import MediaPolicy, RequestLimits
-from lmi_vllm.translate.arguments import translate, translate_start
 from lmi_vllm.translate.devices import Devices, detect_devices
-from lmi_vllm.translate.explain import FORMATS, explain
+from lmi_vllm.translate.explain import FORMATS
+from tests.support.assembled import (
+    explain,
+    load_settings,
+    translate,
+    translate_start,
+)
 from tests.unit.conftest import Explained, ExplainRun
 
 PROGRAM = """
@@ -25,12 +29,13 @@ def count(frame, event, argument):
     global calls
     calls += event == "call"
 sys.setprofile(count)
+from lmi_vllm.assembly import configuration
 from lmi_vllm.commands import explain
 parser = argparse.ArgumentParser()
-explain.add_arguments(parser)
+explain.add_arguments(parser, configuration())
 model, *flags = sys.argv[1:]
 flags = parser.parse_args(["--format", "json", *flags])
-code = explain.run(flags, {"HF_MODEL_ID": model, "LMI_X": "1"})
+code = explain.run(flags, {"HF_MODEL_ID": model, "LMI_X": "1"}, configuration())
 sys.setprofile(None)
 heavy = {"torch", "vllm", "transformers", "aiohttp", "boto3", "botocore", "huggingface_hub"}
 loaded = {name.split(".")[0] for name in sys.modules}

@@ -7,17 +7,12 @@ import pytest
 
 from lmi_vllm import extension
 from lmi_vllm.checks.model_config import ModelFiles
-from lmi_vllm.config.load import load_settings
 from lmi_vllm.config.properties import parse_properties
 from lmi_vllm.demo import DEMO_MODEL_DIR
 from lmi_vllm.messages import ModelArtifacts
-from lmi_vllm.translate.arguments import (
-    Translation,
-    translate,
-    translate_checkpoint,
-    translate_start,
-)
+from lmi_vllm.translate.arguments import Translation
 from lmi_vllm.translate.devices import Devices
+from tests.support.assembled import load_settings, translate, translate_checkpoint, translate_start
 
 QWEN = {"architectures": ["Qwen2ForCausalLM"], "num_attention_heads": 28, "num_key_value_heads": 4}
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from lmi_vllm.config.load import load_settings
-from lmi_vllm.translate.arguments import Translation, translate_start
+from lmi_vllm.translate.arguments import Translation
 from lmi_vllm.translate.devices import Devices
+from tests.support.assembled import load_settings, translate_start
 
 PLAIN = {"architectures": ["MistralForCausalLM"], "max_position_embeddings": 32768}
 LONGROPE = {

@@ -4,10 +4,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from lmi_vllm.config.load import load_settings
 from lmi_vllm.config.properties import parse_properties
-from lmi_vllm.translate.arguments import translate
 from lmi_vllm.translate.devices import Devices
+from tests.support.assembled import load_settings, translate
 
 
 @dataclass(frozen=True)

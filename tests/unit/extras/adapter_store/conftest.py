@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from lmi_vllm.adapters.registry import AdapterRegistry
-from lmi_vllm.adapters.source import AdapterSources
 from lmi_vllm.extras.adapter_store.files import locked_files
 from lmi_vllm.extras.adapter_store.on_demand import OnDemandAdapters
 from lmi_vllm.extras.adapter_store.settings import CachePolicy
@@ -20,6 +19,7 @@ from lmi_vllm.extras.adapter_store.stores import (
 from lmi_vllm.extras.scripted.engine import ScriptedEngine
 from tests.support.adapter_files import CAPITALS, WEIGHTS, make_adapter
 from tests.support.adapter_hooks import hook
+from tests.support.assembled import AdapterSources
 from tests.support.s3_server import BUCKET, S3Server
 
 FILES = {file.name: file.read_bytes() for file in CAPITALS.iterdir() if file.is_file()}

@@ -21,6 +21,7 @@ from lmi_vllm.extras.adapter_store.negative_cache import (
     NegativeCache,
 )
 from lmi_vllm.extras.scripted.engine import ScriptedEngine
+from lmi_vllm.sources.table import Sources
 from tests.support.adapter_files import CAPITALS, WEIGHTS, copy_adapter
 from tests.support.hub_server import Repository, hub_server
 from tests.support.s3_server import Refusal
@@ -387,14 +388,14 @@ async def test_adapter_that_changes_while_it_is_fetched_is_fetched_again(
     bench.put("fr")
     bench.open()
     changed = other_weights(1)
-    fetch_model = stores.fetch_model
+    fetch_model = Sources.fetch_model
 
     def change_and_fetch(*words: Any, **options: Any) -> Path:
         bench.put("fr", **{WEIGHTS: changed})
         return fetch_model(*words, **options)
 
     with monkeypatch.context() as patched:
-        patched.setattr(stores, "fetch_model", change_and_fetch)
+        patched.setattr(Sources, "fetch_model", change_and_fetch)
         with pytest.raises(NotReadyError):
             await use(bench, "fr")
     assert not [*bench.files.folder.iterdir()]
@@ -595,7 +596,7 @@ async def test_hub_adapter_is_fetched_at_the_commit_that_was_looked_up(
 ) -> None:
     """A push between the two is another version: it comes with the next comparison."""
     monkeypatch.setattr(on_demand, "RENEW_WAIT_SECONDS", 60.0)  # a busy machine is slow to renew
-    fetch_model, changed = stores.fetch_model, other_weights(1)
+    fetch_model, changed = Sources.fetch_model, other_weights(1)
 
     def weights() -> bytes:
         return (Path(bench.registry.describe("fr").path) / WEIGHTS).read_bytes()
@@ -609,7 +610,7 @@ async def test_hub_adapter_is_fetched_at_the_commit_that_was_looked_up(
             return fetch_model(*words, **options)
 
         with monkeypatch.context() as patched:
-            patched.setattr(stores, "fetch_model", push_and_fetch)
+            patched.setattr(Sources, "fetch_model", push_and_fetch)
             load = await use(bench, "fr")
         assert weights() == FILES[WEIGHTS]
         bench.time += REFRESH

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from lmi_vllm.adapters.source import AdapterSources
 from lmi_vllm.extras.adapter_store.stores import LocalFolders, open_adapter_store
+from tests.support.assembled import AdapterSources
 from tests.unit.conftest import ExplainRun
 
 REFUSED = {
@@ -32,15 +32,6 @@ def test_usable_store_is_no_error(explained: ExplainRun, place: str) -> None:
     assert not [text for text in found.errors if "adapter_store" in text]
     found = explained("", {"OPTION_ADAPTER_STORE": place})
     assert [text for text in found.errors if "needs option.enable_lora=true" in text]
-
-
-def test_store_needs_the_extra_that_opens_it(
-    explained: ExplainRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The extra is named."""
-    monkeypatch.setattr("lmi_vllm.sources.table.stores", tuple)
-    found = explained("", {"OPTION_ADAPTER_STORE": "s3://b/p", "OPTION_ENABLE_LORA": "true"})
-    assert [text for text in found.errors if "needs the extra object_stores" in text]
 
 
 @pytest.mark.parametrize("prefix", ["", "file:", "file://", "file://localhost"])

@@ -8,9 +8,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from lmi_vllm.adapters.registry import AdapterRegistry
-from lmi_vllm.adapters.source import AdapterSources
 from lmi_vllm.clock import Clock
-from lmi_vllm.config.load import load_settings
 from lmi_vllm.errors import UnknownAdapterError
 from lmi_vllm.extras.adapter_store.start import finding_adapters
 from lmi_vllm.extras.scripted.engine import ScriptedEngine
@@ -18,6 +16,7 @@ from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.server.context import ServerEvents, new_service
 from lmi_vllm.telemetry.records import RequestRecord, SequenceFigures, enter_record
 from tests.support.adapter_files import copy_adapter
+from tests.support.assembled import SOURCES, AdapterSources, load_settings
 
 NAME = "lmi_cold_adapter_time_to_first_token_seconds"
 
@@ -65,7 +64,7 @@ async def server(tmp_path: Path) -> AsyncIterator[Server]:
         copy_adapter(tmp_path / "store" / name)
     environ = {"SERVING_DOWNLOAD_DIR": str(tmp_path / "cache")}
     settings = load_settings({"OPTION_ADAPTER_STORE": str(tmp_path / "store"), **environ})
-    service, events = new_service(settings, Clock()), ServerEvents()
+    service, events = new_service(settings, Clock()), ServerEvents(SOURCES)
     sources = AdapterSources(environ)
     async with finding_adapters(service, settings, environ, events):
         registry = AdapterRegistry(

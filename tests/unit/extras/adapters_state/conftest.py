@@ -13,8 +13,8 @@ from lmi_vllm.extras.adapters_state import sharing
 from lmi_vllm.extras.adapters_state.shared_object import StateObject
 from lmi_vllm.extras.adapters_state.sharing import ReplicaAdapters
 from lmi_vllm.extras.scripted.engine import ScriptedEngine
-from lmi_vllm.sources.table import store_of
 from tests.support.adapter_hooks import hook
+from tests.support.assembled import store_of
 from tests.support.s3_server import BUCKET, Refusal, S3Server
 
 FOLDER = f"s3://{BUCKET}/state/"

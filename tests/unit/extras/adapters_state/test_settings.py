@@ -36,12 +36,3 @@ def test_refresh_that_is_too_rare_to_confirm_calls_is_named(explained: ExplainRu
     assert [text for text in seldom.warnings if "=90: with more than 20 s" in text]
     often = explained("option.adapters_state_refresh_seconds=20\n", place)
     assert not [text for text in often.warnings if "refresh_seconds" in text]
-
-
-def test_store_needs_the_extra_that_opens_it(
-    explained: ExplainRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The extra is named."""
-    monkeypatch.setattr("lmi_vllm.sources.table.stores", tuple)
-    found = explained("", {"OPTION_ADAPTERS_STATE": "s3://bucket/key"})
-    assert [text for text in found.errors if "needs the extra object_stores" in text]

@@ -13,9 +13,7 @@ from prometheus_client import REGISTRY
 from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.adapters.hooks import AdapterHooks
 from lmi_vllm.adapters.registry import AdapterRegistry
-from lmi_vllm.adapters.source import AdapterSources
 from lmi_vllm.clock import Clock
-from lmi_vllm.config.load import load_settings
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import AdapterRefusedError, NotReadyError, UnknownAdapterError
 from lmi_vllm.extras.adapter_store.start import ColdRequests, ForwardedFind
@@ -27,6 +25,7 @@ from lmi_vllm.extras.scripted.engine import ScriptedEngine
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.server.context import ServerEvents, new_service
 from tests.support.adapter_hooks import hook
+from tests.support.assembled import SOURCES, AdapterSources, load_settings
 from tests.support.s3_server import BUCKET, S3Server
 from tests.unit.extras.adapters_state.conftest import AWAY, KEY, Start
 
@@ -171,7 +170,7 @@ async def test_further_process_waits_as_the_first_does(
     other, registry = await start("other").begin(), await running.begin()
     first = FirstProcess(running.service)
     first.use(cast(SharedEngine, registry), registry)
-    replica = Replica(running.service, {}, running.settings)
+    replica = Replica(running.service, {}, running.settings, SOURCES)
 
     def hooks(made: AdapterRegistry) -> AdapterHooks:
         of_store = ForwardedFind(made, ColdRequests()) if has_store else None

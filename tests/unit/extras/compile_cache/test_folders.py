@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from lmi_vllm.config.load import load_settings
 from lmi_vllm.errors import StartupError
 from lmi_vllm.extras.compile_cache.folders import compiled_code_exports, compiled_code_folder
 from lmi_vllm.extras.compile_cache.start import kept_code
 from lmi_vllm.messages import EngineArguments, ModelArtifacts
 from lmi_vllm.server.plan import PlannedStart
+from tests.support.assembled import SOURCES, load_settings
 from tests.unit.conftest import OTHER_USER, of_other_user
 
 BELOW_OURS = {
@@ -144,6 +144,7 @@ def test_the_compile_cache_has_its_own_folders(tmp_path: Path) -> None:
                 environ,
                 ModelArtifacts("m", "org/model", "org/model"),
                 EngineArguments({}),
+                SOURCES,
             )
         )
         for engine in ("scripted", "vllm")

@@ -1,7 +1,6 @@
 """The settings of the compile cache, and what secure mode says of them."""
 
-from lmi_vllm.checks.secure_mode import start_violations
-from lmi_vllm.config.load import load_settings
+from tests.support.assembled import load_settings, start_violations
 
 SECURE = {
     "SAGEMAKER_SECURE_MODE": "true",

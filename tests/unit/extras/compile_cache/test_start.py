@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from lmi_vllm.config.load import load_settings
 from lmi_vllm.extras.compile_cache.archive import files_in
 from lmi_vllm.extras.compile_cache.key import key_parts
 from lmi_vllm.extras.compile_cache.start import CompileCache, compile_cache
 from lmi_vllm.extras.compile_cache.store import FolderStore
 from lmi_vllm.messages import EngineArguments, ModelArtifacts
 from lmi_vllm.server.plan import PlannedStart
+from tests.support.assembled import SOURCES, load_settings
 
 MODEL = ModelArtifacts("m", "org/model", "org/model")
 AOT = "torch_compile_cache/torch_aot_compile"
@@ -35,7 +35,7 @@ class Container:
         environ = {"LMI_CACHE_URI": self.uri, "VLLM_CACHE_ROOT": str(self.disk), **self.environ}
         settings = load_settings(environ)
         self.cache = compile_cache(
-            PlannedStart("vllm", settings, environ, MODEL, EngineArguments(arguments))
+            PlannedStart("vllm", settings, environ, MODEL, EngineArguments(arguments), SOURCES)
         )
         if self.cache is not None:
             asyncio.run(self.cache.before_engine())
@@ -344,5 +344,7 @@ def test_an_engine_that_compiles_nothing_has_no_cache(
 ) -> None:
     """Only vLLM's compiled code is kept."""
     environ = {"LMI_CACHE_URI": str(store), "VLLM_CACHE_ROOT": str(tmp_path)}
-    start = PlannedStart(engine, load_settings(environ), environ, MODEL, EngineArguments({}))
+    start = PlannedStart(
+        engine, load_settings(environ), environ, MODEL, EngineArguments({}), SOURCES
+    )
     assert compile_cache(start) is None

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from lmi_vllm.config.load import load_settings
 from lmi_vllm.errors import DownloadError
 from lmi_vllm.extras.compile_cache.archive import UnusableEntryError
 from lmi_vllm.extras.compile_cache.store import (
@@ -17,6 +16,7 @@ from lmi_vllm.extras.compile_cache.store import (
     open_cache_store,
 )
 from lmi_vllm.sources.base import UnreachableError
+from tests.support.assembled import SOURCES, load_settings
 from tests.support.s3_server import BUCKET, Refusal, S3Server
 
 NAME = "0123.tar.gz"
@@ -43,7 +43,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_folder_keeps_and_gives_back(tmp_path: Path, folder: Path, archive: Path) -> None:
     """The folder is made with the first entry; before it there is none."""
-    store = open_cache_store(str(folder), {})
+    store = open_cache_store(str(folder), {}, SOURCES)
     assert store.fetch(NAME, tmp_path) is None
     assert not store.has(NAME)
     store.put(NAME, archive)
@@ -56,7 +56,7 @@ def test_folder_keeps_and_gives_back(tmp_path: Path, folder: Path, archive: Path
 
 def test_folder_may_be_a_file_url(folder: Path) -> None:
     """As with HF_MODEL_ID."""
-    assert open_cache_store(f"file://{folder}", {}).shown == str(folder)
+    assert open_cache_store(f"file://{folder}", {}, SOURCES).shown == str(folder)
 
 
 def test_folder_takes_many_savers_at_once(tmp_path: Path, folder: Path) -> None:
@@ -177,10 +177,12 @@ def s3_environ(bucket: S3Server, *, writes: bool = False) -> dict[str, str]:
 
 def test_s3_keeps_and_gives_back(bucket: S3Server, tmp_path: Path, archive: Path) -> None:
     """Below the prefix, under the entry's name."""
-    store = open_cache_store(f"s3://{BUCKET}/caches", s3_environ(bucket))
+    store = open_cache_store(f"s3://{BUCKET}/caches", s3_environ(bucket), SOURCES)
     assert store.fetch(NAME, tmp_path) is None
     assert not store.has(NAME)
-    open_cache_store(f"s3://{BUCKET}/caches", s3_environ(bucket, writes=True)).put(NAME, archive)
+    open_cache_store(f"s3://{BUCKET}/caches", s3_environ(bucket, writes=True), SOURCES).put(
+        NAME, archive
+    )
     assert store.has(NAME)
     found = store.fetch(NAME, tmp_path)
     assert found is not None
@@ -193,7 +195,7 @@ def test_s3_that_refuses_says_so(bucket: S3Server, tmp_path: Path) -> None:
     """No permission is another thing than no entry."""
     bucket.refusal = Refusal(403, "AccessDenied")
     with pytest.raises(DownloadError, match="is denied"):
-        open_cache_store(f"s3://{BUCKET}/caches", s3_environ(bucket)).fetch(NAME, tmp_path)
+        open_cache_store(f"s3://{BUCKET}/caches", s3_environ(bucket), SOURCES).fetch(NAME, tmp_path)
 
 
 def test_s3_without_answer_is_unreachable(tmp_path: Path) -> None:
@@ -203,19 +205,21 @@ def test_s3_without_answer_is_unreachable(tmp_path: Path) -> None:
         "AWS_SECRET_ACCESS_KEY": "b", "AWS_REGION": "us-east-1",
     }  # fmt: skip
     with pytest.raises(UnreachableError):
-        open_cache_store(f"s3://{BUCKET}/caches", environ).has(NAME)
+        open_cache_store(f"s3://{BUCKET}/caches", environ, SOURCES).has(NAME)
 
 
 def test_s3_transfer_that_breaks_is_no_entry(
     bucket: S3Server, tmp_path: Path, archive: Path
 ) -> None:
     """A part of an entry is never returned."""
-    open_cache_store(f"s3://{BUCKET}/c", s3_environ(bucket, writes=True)).put(NAME, archive)
+    open_cache_store(f"s3://{BUCKET}/c", s3_environ(bucket, writes=True), SOURCES).put(
+        NAME, archive
+    )
     bucket.cuts_left = 99
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     with pytest.raises(Exception) as caught:  # noqa: PT011 (one of three, by where it broke)
-        open_cache_store(f"s3://{BUCKET}/c", s3_environ(bucket)).fetch(NAME, scratch)
+        open_cache_store(f"s3://{BUCKET}/c", s3_environ(bucket), SOURCES).fetch(NAME, scratch)
     assert type(caught.value).__module__.startswith("lmi_vllm.")
 
 

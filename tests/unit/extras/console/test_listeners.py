@@ -3,9 +3,9 @@
 import pytest
 
 from lmi_vllm.config.listen import read_address
-from lmi_vllm.config.load import load_settings
 from lmi_vllm.extras.console.routes import console
 from lmi_vllm.server.listeners import ListenerContext
+from tests.support.assembled import load_settings
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from lmi_vllm.config.load import load_settings
 from lmi_vllm.extras.deferred.settings import DeferredSettings
 from tests.conftest import ServeScripted
 from tests.golden.dialogues import Dialogue, load_dialogues
+from tests.support.assembled import load_settings
 from tests.web.test_metrics import grown, key, samples
 
 DIALOGUES = load_dialogues(Path(__file__).parent / "dialogues")

@@ -8,7 +8,6 @@ import pytest
 from aiohttp import ClientResponse
 from aiohttp.test_utils import TestClient
 
-from lmi_vllm.config.load import load_settings
 from lmi_vllm.errors import BadParameterError, PayloadError
 from lmi_vllm.extras.deferred.results import DeferredResults, deferring
 from lmi_vllm.extras.scripted.engine import Fail
@@ -17,6 +16,7 @@ from lmi_vllm.server.context import ServerEvents, error_statuses
 from lmi_vllm.telemetry.records import RequestRecord, enter_record
 from lmi_vllm.web.request import SERVICE
 from tests.conftest import ServeScripted
+from tests.support.assembled import SOURCES, load_settings
 from tests.unit.extras.deferred.conftest import keep
 from tests.web.conftest import ROW_A, STREAM, A, B, GatedEngine, queue_of, until
 
@@ -122,7 +122,7 @@ async def test_deferred_failure_has_the_configured_status(serve: ServeScripted) 
     client = await serve(statuses=error_statuses(settings))
     service = client.app[SERVICE]
     service.steps.clear()
-    async with deferring(service, settings, {}, ServerEvents()):
+    async with deferring(service, settings, {}, ServerEvents(SOURCES)):
         answer = await read_when_there(client, await start(client, {"inputs": 5}))
     body = await answer.json()
     assert (answer.status, body["code"]) == (599, 599)

@@ -3,7 +3,6 @@
 import pytest
 
 from lmi_vllm.clock import Clock as ServerClock
-from lmi_vllm.config.load import load_settings
 from lmi_vllm.errors import (
     EngineDeadError,
     Fault,
@@ -22,6 +21,7 @@ from lmi_vllm.extras.error_rates.rates import (
 )
 from lmi_vllm.inference.lifecycle import Lifecycle, State
 from lmi_vllm.server.context import ServerEvents, new_service
+from tests.support.assembled import SOURCES, load_settings
 
 
 class Clock:
@@ -115,7 +115,7 @@ async def test_settings_choose_the_counted_errors(
     settings = load_settings(environ)
     assert settings.warnings == ()
     service = new_service(settings, ServerClock())
-    events = ServerEvents(is_first=is_first)
+    events = ServerEvents(SOURCES, is_first=is_first)
     async with counting_errors(service, settings, environ, events):
         service.lifecycle.set_state(State.HEALTHY)
         service.lifecycle.note_failure(500)

@@ -4,11 +4,11 @@ import logging
 
 import pytest
 
-from lmi_vllm.config.load import load_settings
 from lmi_vllm.config.properties import parse_properties
 from lmi_vllm.extras.exporters.percentiles import RequestMetricLog, log_request_metrics
 from lmi_vllm.extras.metrics import percentile
 from lmi_vllm.telemetry.observers import Telemetry
+from tests.support.assembled import load_settings
 from tests.unit.config.test_types import check_accepted
 from tests.unit.conftest import Ended, ExplainRun
 

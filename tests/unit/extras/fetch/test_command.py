@@ -10,6 +10,7 @@ import pytest
 from lmi_vllm.cli import main
 from lmi_vllm.extras.fetch.command import ProgressDisplay, add_arguments, run
 from lmi_vllm.sources.base import DownloadProgress
+from tests.support.assembled import CONFIGURATION
 from tests.support.hub_server import COMMIT, HubServer, Repository, hub_server
 from tests.support.s3_server import BUCKET, S3Server
 
@@ -27,8 +28,8 @@ def hub() -> Iterator[HubServer]:
 def fetch(environ: dict[str, str], *words: str) -> int:
     """Run the command line `fetch <words>`."""
     parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    return run(parser.parse_args(words), environ)
+    add_arguments(parser, CONFIGURATION)
+    return run(parser.parse_args(words), environ, CONFIGURATION)
 
 
 def test_directory_is_all_of_stdout(

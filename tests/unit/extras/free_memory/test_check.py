@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from lmi_vllm.config.load import load_settings
 from lmi_vllm.config.properties import parse_properties
 from lmi_vllm.config.setting import CommandLine
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.extras.free_memory.check import MIB, free_gpu_memory, memory_errors
 from lmi_vllm.extras.host_memory import free_host_memory
+from tests.support.assembled import load_settings
 
 
 def settings(text: str, **environ: str) -> Settings:

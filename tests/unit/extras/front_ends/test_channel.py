@@ -9,7 +9,6 @@ import pytest
 
 from lmi_vllm import errors
 from lmi_vllm.adapters.adapter import Adapter
-from lmi_vllm.config.load import load_settings
 from lmi_vllm.engine.vllm.engine_calls import LoadedAdapter
 from lmi_vllm.errors import LmiError, NotReadyError, UnknownAdapterError
 from lmi_vllm.extras.front_ends.channel import (
@@ -20,6 +19,7 @@ from lmi_vllm.extras.front_ends.channel import (
     LoadAdapter,
 )
 from lmi_vllm.messages import AdapterRef
+from tests.support.assembled import load_settings
 
 ERRORS = [
     kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, LmiError)

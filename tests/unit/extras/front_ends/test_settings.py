@@ -2,7 +2,7 @@
 
 import pytest
 
-from lmi_vllm.config.load import load_settings
+from tests.support.assembled import load_settings
 
 CASES = {
     "too many": ({"LMI_FRONTEND_PROCESSES": "65"}, "at most 64"),

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from lmi_vllm.adapters.source import AdapterPolicy, AdapterSources
+from lmi_vllm.adapters.source import AdapterPolicy
 from lmi_vllm.errors import AdapterRefusedError
 from tests.support.adapter_files import CAPITALS
+from tests.support.assembled import AdapterSources
 from tests.support.hub_server import Repository, hub_server
 
 FILES = {file.name: file.read_bytes() for file in CAPITALS.iterdir() if file.is_file()}

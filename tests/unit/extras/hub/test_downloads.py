@@ -14,7 +14,7 @@ from lmi_vllm.errors import DownloadError
 from lmi_vllm.extras.hub.api import LISTING_BYTES, TEXT_BYTES, read_hub_text
 from lmi_vllm.extras.hub.location import hub_repository
 from lmi_vllm.sources.base import DownloadProgress
-from lmi_vllm.sources.table import fetch_model
+from tests.support.assembled import fetch_model
 from tests.support.hub_server import COMMIT, SIGNATURE, HubServer, Repository, hub_server
 
 WEIGHTS = bytes(range(256)) * 400

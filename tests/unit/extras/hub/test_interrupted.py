@@ -6,7 +6,7 @@ import sys
 import threading
 from pathlib import Path
 
-from lmi_vllm.sources.table import fetch_model
+from tests.support.assembled import fetch_model
 from tests.support.fetching import fetching, wait_until
 from tests.support.hub_server import Repository, hub_server
 

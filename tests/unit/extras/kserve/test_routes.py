@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestClient
 
-from lmi_vllm.config.load import load_settings
 from lmi_vllm.errors import EngineFailureError
 from lmi_vllm.extras.deferred.results import DeferredResults, DeferredStep
 from lmi_vllm.extras.scripted.engine import Fail, ScriptedEngine
@@ -16,6 +15,7 @@ from lmi_vllm.messages import ServingProfile
 from lmi_vllm.web.app import Routes, WebOptions
 from lmi_vllm.web.request import SERVICE
 from tests.conftest import ServeScripted
+from tests.support.assembled import load_settings
 from tests.web.conftest import lifecycle_of, register
 
 INFER = "/v2/models/demo/infer"

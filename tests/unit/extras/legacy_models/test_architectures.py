@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 
-from lmi_vllm.config.load import load_settings
 from lmi_vllm.extras.legacy_models import EXTRA
 from lmi_vllm.extras.legacy_models.architectures import FAMILIES
 from lmi_vllm.messages import EngineArguments, ModelArtifacts
-from lmi_vllm.translate.arguments import translate_checkpoint
 from lmi_vllm.translate.devices import Devices
+from tests.support.assembled import load_settings, translate_checkpoint
 from tests.unit.conftest import ExplainRun
 
 OTHER_CLASS = '{"architectures": ["LlamaForCausalLM"]}'

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from lmi_vllm.config.load import load_settings
 from lmi_vllm.config.properties import parse_properties
 from lmi_vllm.errors import ConfigurationError
 from lmi_vllm.extras.lmcache import variables
 from lmi_vllm.extras.lmcache.variables import Machine, lmcache_variables, measure_machine
 from lmi_vllm.messages import EngineArguments, ModelArtifacts
+from tests.support.assembled import load_settings
 
 GIB = 1 << 30
 

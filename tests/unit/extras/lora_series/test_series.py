@@ -14,6 +14,7 @@ from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.server.context import ServerEvents
 from lmi_vllm.telemetry.metrics import Collectable
+from tests.support.assembled import SOURCES
 
 AT_WORK = ActiveAdapters(4, ("de", "fr"), ("it",))
 
@@ -49,7 +50,7 @@ def service() -> Loaded:
 
 async def shown(service: InferenceService, *names: str) -> str:
     """Return what /metrics shows."""
-    async with showing_adapters(service, Settings(), {}, ServerEvents()):
+    async with showing_adapters(service, Settings(), {}, ServerEvents(SOURCES)):
         return generate_latest(service.telemetry.series(names)).decode()
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from lmi_vllm.config.load import load_settings
 from lmi_vllm.config.other_servers.tgi_variables import TGI_VARIABLES
 from lmi_vllm.config.properties import parse_properties
 from lmi_vllm.extras.migrate import command as migrate
 from lmi_vllm.extras.migrate.migration import as_properties, as_variables, migrate_lmi
+from tests.support.assembled import CONFIGURATION, load_settings
 
 SAMPLES = sorted((Path(__file__).parents[4] / "config" / "samples").glob("*.env"))
 Migrate = Callable[..., tuple[int, Mapping[str, Any]]]
@@ -24,8 +24,8 @@ def migrated(capsys: pytest.CaptureFixture[str]) -> Migrate:
 
     def run(environ: Mapping[str, str], *flags: str) -> tuple[int, Mapping[str, Any]]:
         parser = argparse.ArgumentParser()
-        migrate.add_arguments(parser)
-        code = migrate.run(parser.parse_args(["--format", "json", *flags]), environ)
+        migrate.add_arguments(parser, CONFIGURATION)
+        code = migrate.run(parser.parse_args(["--format", "json", *flags]), environ, CONFIGURATION)
         return code, json.loads(capsys.readouterr().out)
 
     return run
@@ -233,10 +233,10 @@ def test_value_with_a_secret_is_left_out(
     """It is in no form of the result, and the report says what to set again."""
     target = tmp_path / "serving.properties"
     parser = argparse.ArgumentParser()
-    migrate.add_arguments(parser)
+    migrate.add_arguments(parser, CONFIGURATION)
     flags = ["--", *given] if isinstance(given, list) else []
     words = ["--format", form, "--output", str(target), *flags]
-    migrate.run(parser.parse_args(words), given if isinstance(given, dict) else {})
+    migrate.run(parser.parse_args(words), given if isinstance(given, dict) else {}, CONFIGURATION)
     output = capsys.readouterr().out
     assert "s3cret" not in output + target.read_text()
     assert not key or f"{key} (set it to the same value)" in output
@@ -294,9 +294,9 @@ def test_output_is_a_file_that_reads_back_the_same(tmp_path: Path, migrated: Mig
 def test_text_report_names_all_three_outcomes(capsys: pytest.CaptureFixture[str]) -> None:
     """The readable form is a serving.properties with the report as comments."""
     parser = argparse.ArgumentParser()
-    migrate.add_arguments(parser)
+    migrate.add_arguments(parser, CONFIGURATION)
     environ = {"MODEL_ID": "a/b", "NGROK": "true", "MAX_INPUT_TOKENS": "2"}
-    assert migrate.run(parser.parse_args([]), environ) == 2
+    assert migrate.run(parser.parse_args([]), environ, CONFIGURATION) == 2
     text = capsys.readouterr().out
     assert all(f"# {outcome}" in text for outcome in ("mapped", "approximated", "refused"))
     assert parse_properties(text).by_key()["option.model_id"].value == "a/b"
@@ -339,7 +339,7 @@ def test_lmi_refused_option_is_written_nowhere(migrated: Migrate, tmp_path: Path
 def test_pairs_of_env_are_read_back(form: str) -> None:
     """`option.env` is the one mapping that is not written as JSON."""
     text = "option.model_id=a/b\noption.env=A=1,B=x=2\n"
-    migration = migrate_lmi({}, parse_properties(text))
+    migration = migrate_lmi({}, parse_properties(text), CONFIGURATION)
     if form == "properties":
         assert as_properties(migration.properties) == text
         again = load_settings({}, extra_properties=parse_properties(text))
@@ -357,9 +357,9 @@ def test_line_break_in_a_value_sets_nothing(end: str, capsys: pytest.CaptureFixt
     template = f"{{{{ a }}}}{end}option.max_model_len=7{end}{{{{ b }}}}"
     environ = {"MODEL_ID": "a/b", "CORS_ALLOW_ORIGIN": f"a{end}option.max_model_len=8"}
     parser = argparse.ArgumentParser()
-    migrate.add_arguments(parser)
-    migrate.run(parser.parse_args([]), environ)
-    migrate.run(parser.parse_args(["--", "a/b", "--chat-template", template]), {})
+    migrate.add_arguments(parser, CONFIGURATION)
+    migrate.run(parser.parse_args([]), environ, CONFIGURATION)
+    migrate.run(parser.parse_args(["--", "a/b", "--chat-template", template]), {}, CONFIGURATION)
     keys = parse_properties(capsys.readouterr().out).by_key()
     assert keys["option.chat_template"].value == template
     assert "option.max_model_len" not in keys
@@ -374,9 +374,9 @@ def test_file_of_variables_has_no_line_break(
     given, written = tmp_path / "given.json", tmp_path / "written.env"
     given.write_text(json.dumps({"OPTION_MODEL_ID": "a/b", "OPTION_CHAT_TEMPLATE": text}))
     parser = argparse.ArgumentParser()
-    migrate.add_arguments(parser)
+    migrate.add_arguments(parser, CONFIGURATION)
     words = ["--format", "environment", "--environment"]
-    code = migrate.run(parser.parse_args([*words, str(given)]), {})
+    code = migrate.run(parser.parse_args([*words, str(given)]), {}, CONFIGURATION)
     output = capsys.readouterr().out
     written.write_text(output)
     variables = migrate._read_environment(str(written))
@@ -394,8 +394,8 @@ def test_variable_with_a_line_break_is_quoted_for_a_shell(
     """On one line, because it stands in a comment."""
     environ = {"MODEL_ID": "a/b", "CORS_ALLOW_ORIGIN": "it's\n\\n"}
     parser = argparse.ArgumentParser()
-    migrate.add_arguments(parser)
-    migrate.run(parser.parse_args([]), environ)
+    migrate.add_arguments(parser, CONFIGURATION)
+    migrate.run(parser.parse_args([]), environ, CONFIGURATION)
     assert "\n#   SERVING_CORS_ALLOWED_ORIGIN=$'it\\'s\\n\\\\n'\n" in capsys.readouterr().out
 
 
@@ -467,9 +467,9 @@ def test_environment_format_keeps_the_meaning(
 ) -> None:
     """Variables in, variables out: every option has the value it had."""
     parser = argparse.ArgumentParser()
-    migrate.add_arguments(parser)
+    migrate.add_arguments(parser, CONFIGURATION)
     words = ["--from", "lmi", "--format", "environment", "--environment", str(sample)]
-    assert migrate.run(parser.parse_args(words), {}) == 0
+    assert migrate.run(parser.parse_args(words), {}, CONFIGURATION) == 0
     before = load_settings(read_variables(sample.read_text()))
     after = load_settings(read_variables(capsys.readouterr().out) | {"LMI_STRICT": "true"})
     assert not after.errors
@@ -480,7 +480,7 @@ def test_environment_format_keeps_the_meaning(
 def test_settings_without_a_variable_stay_in_the_file(tmp_path: Path) -> None:
     """`maxWorkers` stands in serving.properties alone; the rest is variables."""
     text = "option.model_id=a/b\nmaxWorkers=2\njob_queue_size=9\n"
-    migration = migrate_lmi({}, parse_properties(text, "serving.properties"))
+    migration = migrate_lmi({}, parse_properties(text, "serving.properties"), CONFIGURATION)
     variables, rest = as_variables(migration)
     assert variables == {"OPTION_MODEL_ID": "a/b", "SERVING_JOB_QUEUE_SIZE": "9"}
     assert rest == {"maxWorkers": "2"}

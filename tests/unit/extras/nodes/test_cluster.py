@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from lmi_vllm.config.load import load_settings
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import ConfigurationError
 from lmi_vllm.extras.nodes.cluster import (
@@ -18,8 +17,8 @@ from lmi_vllm.extras.nodes.cluster import (
 )
 from lmi_vllm.extras.nodes.liveness import start_variables
 from lmi_vllm.messages import EngineArguments, ModelArtifacts
-from lmi_vllm.translate.arguments import translate
 from lmi_vllm.translate.devices import Devices
+from tests.support.assembled import load_settings, translate
 
 DJL = {"DJL_CLUSTER_SIZE": "2", "DJL_LEADER_ADDR": "head"}
 VLLM = {"OPTION_NNODES": "2", "OPTION_NODE_RANK": "1", "OPTION_MASTER_ADDR": "fd00::7"}

@@ -6,11 +6,12 @@ from unittest.mock import MagicMock
 import pytest
 
 from lmi_vllm.adapters import source
-from lmi_vllm.adapters.source import AdapterPolicy, AdapterSources
+from lmi_vllm.adapters.source import AdapterPolicy
 from lmi_vllm.errors import AdapterRefusedError, DownloadError
 from lmi_vllm.extras.object_stores.s3 import S3Store
 from lmi_vllm.extras.object_stores.s3_bucket import S3Bucket
 from tests.support.adapter_files import CAPITALS
+from tests.support.assembled import AdapterSources
 from tests.support.s3_server import BUCKET, S3Server, tar_gz
 
 FILES = {file.name: file.read_bytes() for file in CAPITALS.iterdir() if file.is_file()}

@@ -7,14 +7,13 @@ import pytest
 
 from lmi_vllm.adapters.hooks import AdapterHooks
 from lmi_vllm.adapters.loads import no_code
-from lmi_vllm.config.load import load_settings
 from lmi_vllm.extras.scripted.engine import ScriptedEngine
 from lmi_vllm.messages import ModelArtifacts
 from lmi_vllm.server.adapter_start import load_adapters
 from lmi_vllm.server.model_files import ReadyFiles
-from lmi_vllm.translate.arguments import translate
 from lmi_vllm.translate.devices import Devices
 from tests.support.adapter_files import copy_adapter
+from tests.support.assembled import CONFIGURATION, load_settings, translate
 
 
 async def test_adapter_of_a_prefix_that_is_hidden_is_named(
@@ -31,6 +30,7 @@ async def test_adapter_of_a_prefix_that_is_hidden_is_named(
         settings = load_settings({"OPTION_ENABLE_LORA": "true"})
         registry = await load_adapters(
             ReadyFiles(model, translate(settings, model, Devices(0))),
+            CONFIGURATION,
             {},
             ScriptedEngine(),
             load_code=no_code,

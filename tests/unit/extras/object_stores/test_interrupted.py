@@ -15,7 +15,7 @@ import pytest
 
 from lmi_vllm.extras.object_stores import s3_transfer
 from lmi_vllm.sources.base import InterruptedTransferError, StoredObject
-from lmi_vllm.sources.table import fetch_model
+from tests.support.assembled import fetch_model
 from tests.support.fetching import fetching, wait_until
 from tests.support.s3_server import BUCKET, S3Server
 

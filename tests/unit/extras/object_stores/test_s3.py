@@ -9,7 +9,7 @@ import pytest
 
 from lmi_vllm.errors import DownloadError
 from lmi_vllm.sources.base import DownloadProgress
-from lmi_vllm.sources.table import fetch_model, read_text
+from tests.support.assembled import fetch_model, read_text
 from tests.support.s3_server import BUCKET, Refusal, S3Server, tar_gz, zip_file
 
 URL = f"s3://{BUCKET}/tiny/"

@@ -5,16 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from lmi_vllm.adapters.source import AdapterSources
 from lmi_vllm.checks.model_config import read_model_files
-from lmi_vllm.config.load import load_settings
 from lmi_vllm.config.model_source import locate_model, with_files
 from lmi_vllm.errors import DownloadError
 from lmi_vllm.extras.object_stores.source import StoreSource
 from lmi_vllm.extras.sessions.start import upload_directory
-from lmi_vllm.sources import table
 from lmi_vllm.sources.base import StoredObject
 from tests.support.adapter_files import CAPITALS
+from tests.support.assembled import SOURCES, AdapterSources, load_settings
 
 OBJECTS = {
     "tiny/config.json": b"{}",
@@ -63,7 +61,7 @@ class MemoryStore:
 def environ(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, str]:
     """Return variables of an empty cache; the table has a row for mem:// URLs."""
     row = StoreSource("mem", MemoryStore)
-    monkeypatch.setattr(table, "stores", lambda stores=table.stores: (row, *stores()))
+    monkeypatch.setattr(SOURCES, "stores", (row, *SOURCES.stores))
     return {"SERVING_DOWNLOAD_DIR": str(tmp_path / "cache")}
 
 
@@ -75,10 +73,10 @@ def test_row_serves_a_model(environ: dict[str, str], name: str) -> None:
     model = locate_model(settings, environ)
     assert model is not None
     assert (model.name, model.model, model.directory) == ("tiny", "mem://tiny/", None)
-    assert read_model_files(model, environ).config == {}
-    local = table.fetch_model(model.model, environ=environ)
+    assert read_model_files(model, environ, SOURCES).config == {}
+    local = SOURCES.fetch_model(model.model, environ=environ)
     assert (local / "model.safetensors").read_bytes() == b"w" * 2000
-    assert with_files(model, settings, local).directory == local
+    assert with_files(model, settings, local, SOURCES).directory == local
 
 
 def test_row_serves_adapters_and_is_written_to(environ: dict[str, str], tmp_path: Path) -> None:
@@ -86,14 +84,14 @@ def test_row_serves_adapters_and_is_written_to(environ: dict[str, str], tmp_path
     folder = AdapterSources(environ).resolve("mem://lora/")
     assert (Path(folder) / "adapter_config.json").is_file()
     (tmp_path / "a.txt").write_text("kept")
-    assert upload_directory(tmp_path, "mem://sessions/", environ) >= 1
+    assert upload_directory(tmp_path, "mem://sessions/", environ, SOURCES) >= 1
     assert OBJECTS["sessions/a.txt"] == b"kept"
-    target = table.fetch_model("mem://tiny/", destination=tmp_path / "out", environ=environ)
+    target = SOURCES.fetch_model("mem://tiny/", destination=tmp_path / "out", environ=environ)
     assert (target / "config.json").read_bytes() == b"{}"
-    assert table.store_examples()[0] == "mem://bucket/prefix/"
+    assert SOURCES.store_examples()[0] == "mem://bucket/prefix/"
 
 
 def test_upload_needs_a_store(tmp_path: Path) -> None:
     """A path is no store, and the text says what is one."""
     with pytest.raises(DownloadError, match="is no URL of a store, such as s3://"):
-        upload_directory(tmp_path, "/somewhere", {})
+        upload_directory(tmp_path, "/somewhere", {}, SOURCES)

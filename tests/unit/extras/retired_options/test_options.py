@@ -2,13 +2,13 @@
 
 import pytest
 
-from lmi_vllm.config.load import load_settings
 from lmi_vllm.config.options.row import EffectWord, Option, Rows
 from lmi_vllm.extras.retired_options.options import (
     DroppedArguments,
     ForeignOptions,
     JavaServerKeys,
 )
+from tests.support.assembled import load_settings
 from tests.unit.config.test_option_tables import ABSENT, Row, check_row
 from tests.unit.conftest import ExplainRun
 

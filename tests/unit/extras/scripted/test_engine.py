@@ -17,6 +17,7 @@ from lmi_vllm.messages import (
     ServingProfile,
 )
 from lmi_vllm.server.engines import engine_factory
+from tests.support.assembled import CONFIGURATION
 
 CHUNK = GenerationChunk(0, (GeneratedToken(1, "a"),), "a", "stop")
 
@@ -105,7 +106,9 @@ async def test_scripted_engine_openai_names_model() -> None:
 
 async def test_the_scripted_engine_takes_every_model(tmp_path: Path) -> None:
     """It reads nothing of it; its pace comes from the environment."""
-    factory = engine_factory("scripted", {SCRIPTED_SECONDS: "0.5"}, {}, "json")
+    factory = engine_factory(
+        "scripted", {SCRIPTED_SECONDS: "0.5"}, {}, "json", CONFIGURATION.translator.engines
+    )
     (tmp_path / "config.json").write_text('{"architectures": ["T5ForConditionalGeneration"]}')
     arguments = EngineArguments({"model": str(tmp_path)})
     assert (factory.kind(arguments), factory.reads_model) == ("scripted", False)

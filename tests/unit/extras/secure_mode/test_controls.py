@@ -5,14 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from lmi_vllm.checks.secure_mode import adapter_violations, start_violations
-from lmi_vllm.config.load import load_settings
 from lmi_vllm.config.properties import parse_properties
 from lmi_vllm.config.setting import CommandLine
 from lmi_vllm.demo import DEMO_MODEL_DIR
 from lmi_vllm.errors import BadParameterError
 from lmi_vllm.extras.secure_mode.controls import KNOWN_CONTROLS
 from lmi_vllm.sources.archives import unpack
+from tests.support.assembled import adapter_violations, load_settings, start_violations
 from tests.support.s3_server import zip_file
 from tests.unit.adapters.test_adapter_source import adapter, resolve
 

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from lmi_vllm.config.load import load_settings
 from lmi_vllm.extras.seq2seq.rules import runs_here
 from lmi_vllm.messages import EngineArguments, ModelArtifacts, Origin, OriginKind
-from lmi_vllm.translate.arguments import translate_checkpoint
 from lmi_vllm.translate.devices import Devices
+from tests.support.assembled import load_settings, translate_checkpoint
 from tests.unit.conftest import ExplainRun
 
 T5 = "T5ForConditionalGeneration"

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from lmi_vllm.clock import Clock
-from lmi_vllm.config.load import load_settings
 from lmi_vllm.extras.sessions import start
 from lmi_vllm.extras.sessions.start import SessionStep, keeping_sessions, sessions_of
 from lmi_vllm.messages import EngineArguments
 from lmi_vllm.server.context import ServerEvents, new_service
 from lmi_vllm.sources.trusted_folders import per_user_sibling
+from tests.support.assembled import SOURCES, load_settings
 from tests.unit.config.test_option_tables import Row, check_row
 from tests.unit.conftest import OTHER_USER, ExplainRun, of_other_user
 
@@ -62,12 +62,12 @@ async def test_sessions_are_copied_once_at_the_end(
     """By the first process, to where the settings of the model say that was started last."""
     seen: list[tuple[Path, str]] = []
 
-    def upload(folder: Path, url: str, _: object) -> int:
+    def upload(folder: Path, url: str, *_: object) -> int:
         seen.append((folder, url))
         return 0
 
     monkeypatch.setattr(start, "upload_directory", upload)
-    settings, events = load_settings({}), ServerEvents(is_first=is_first)
+    settings, events = load_settings({}), ServerEvents(SOURCES, is_first=is_first)
     service = new_service(settings, Clock())
     brought = {"OPTION_SESSIONS_PATH": str(tmp_path), "OPTION_SESSIONS_S3URL": "s3://b/p"}
     async with keeping_sessions(service, settings, {}, events):

@@ -1,6 +1,5 @@
 """The summary of a start: what it says, and that it stays on one screen."""
 
-from lmi_vllm.config.load import load_settings
 from lmi_vllm.extras.start_summary.summary import StartSummary
 from lmi_vllm.inference.lifecycle import Lifecycle, Phase, State
 from lmi_vllm.inference.queue import RequestQueue
@@ -9,6 +8,7 @@ from lmi_vllm.messages import EngineArguments, ModelArtifacts, Origin, OriginKin
 from lmi_vllm.server.plan import StartPlan
 from lmi_vllm.translate.arguments import Translation
 from lmi_vllm.translate.devices import Devices
+from tests.support.assembled import load_settings
 
 
 def summary(given: int) -> StartSummary:

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestClient
 
-from lmi_vllm.config.load import load_settings
 from lmi_vllm.extras.text_embedding.requests import TextStep
 from lmi_vllm.web.request import SERVICE
 from tests.conftest import ServeScripted
+from tests.support.assembled import load_settings
 
 
 @pytest.fixture

@@ -6,13 +6,13 @@ import math
 import pytest
 from aiohttp.test_utils import TestClient
 
-from lmi_vllm.config.load import load_settings
 from lmi_vllm.engine.base import DirectEvents
 from lmi_vllm.extras.scripted.engine import ScriptedEngine
 from lmi_vllm.extras.text_embedding.requests import TextStep
 from lmi_vllm.messages import OpenAICall, OpenAIReply, ServingProfile
 from lmi_vllm.web.request import SERVICE
 from tests.conftest import ServeScripted
+from tests.support.assembled import load_settings
 
 RANKER = ServingProfile(model_name="demo", task="classify")
 EMBEDDER = ServingProfile(model_name="demo", task="embed")

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from lmi_vllm.config.listen import ListenAddress, ListenPlan, listen_plan
-from lmi_vllm.config.load import load_settings
 from lmi_vllm.errors import StartupError
 from lmi_vllm.extras.tls.pair import TlsSettings, tls_context, tls_of
+from tests.support.assembled import load_settings
 from tests.support.certificates import PemPair, make_pair
 from tests.unit.conftest import ExplainRun
 

@@ -14,6 +14,7 @@ from lmi_vllm.extras.validate import command as validate
 from lmi_vllm.extras.validate.memory_estimate import GIB, estimate_memory
 from lmi_vllm.extras.validate.model_checks import check_model, served_architectures
 from lmi_vllm.extras.validate.model_shape import read_shape
+from tests.support.assembled import CONFIGURATION
 from tests.support.s3_server import BUCKET, S3Server
 
 LLAMA_8B: dict[str, Any] = {
@@ -38,10 +39,10 @@ def validated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Validate:
         if config is not None:
             (tmp_path / "config.json").write_text(json.dumps(config))
         parser = argparse.ArgumentParser()
-        validate.add_arguments(parser)
+        validate.add_arguments(parser, CONFIGURATION)
         given = ["--format", "json", "--model-store", str(tmp_path), *flags]
         given += [] if "--gpus" in flags else ["--gpus", "1"]
-        code = validate.run(parser.parse_args(given), environ or {})
+        code = validate.run(parser.parse_args(given), environ or {}, CONFIGURATION)
         return code, json.loads(capsys.readouterr().out)
 
     return run
@@ -302,8 +303,7 @@ def test_overridden_architectures_are_those_vllm_looks_up() -> None:
 
 def test_architecture_of_another_engine_is_known() -> None:
     """Although vLLM does not have it; a longer max_model_len than n_positions is T5's to take."""
-    pytest.importorskip("lmi_vllm.extras.seq2seq")
     shape = read_shape({"architectures": ["T5ForConditionalGeneration"], "n_positions": 512})
-    found = check_model(shape, {"max_model_len": 2048})
+    found = check_model(shape, {"max_model_len": 2048}, CONFIGURATION)
     assert found.errors == ()
     assert "Transformers engine" in found.warnings[0]

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from lmi_vllm.config.load import load_settings
 from lmi_vllm.config.model_source import locate_model
 from lmi_vllm.messages import ModelArtifacts
 from lmi_vllm.sources.archives import unpack
+from tests.support.assembled import load_settings
 from tests.support.s3_server import tar_gz, zip_file
 
 

@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from lmi_vllm.adapters import source
-from lmi_vllm.adapters.source import AdapterSources
-from lmi_vllm.config.load import load_settings
 from lmi_vllm.errors import AdapterRefusedError
 from lmi_vllm.server.adapter_start import adapter_policy
 from tests.support.adapter_files import copy_adapter
+from tests.support.assembled import CONFIGURATION, AdapterSources, load_settings
 from tests.support.s3_server import tar_gz, zip_file
 
 
@@ -23,7 +22,9 @@ def adapter(tmp_path: Path) -> Path:
 
 def resolve(src: object, **environ: str) -> str:
     """Resolve a source under an environment."""
-    return AdapterSources(environ, adapter_policy(load_settings(environ))).resolve(str(src))
+    return AdapterSources(
+        environ, adapter_policy(load_settings(environ), CONFIGURATION.security)
+    ).resolve(str(src))
 
 
 def packed(folder: Path, target: Path, arcname: str) -> Path:

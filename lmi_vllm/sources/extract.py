@@ -20,10 +20,10 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, Final, cast
 
 from lmi_vllm.errors import DownloadError
-from lmi_vllm.extras.transfer import SPACE_ADVICE, require_space
-from lmi_vllm.sources.archives import ZIP_SUFFIXES
 from lmi_vllm.sources.base import Limits
+from lmi_vllm.sources.disk import SPACE_ADVICE, require_space
 
+ZIP_SUFFIXES: Final = (".zip", ".mar")
 MAX_LIST_BYTES: Final = 4 << 20  # of a zip's entries: 28000 with names of 100 characters
 MAX_BETWEEN_BYTES: Final = 1 << 20  # of a tar, between two files: names have 4096 at most
 _COPY_BYTES: Final = 1 << 20
@@ -135,7 +135,13 @@ class _Unpacked:
 def extract_archive(
     archive: Path, destination: Path, source: str, limits: Limits | None = None
 ) -> dict[str, int]:
-    """See `lmi_vllm.sources.archives.extract_archive`."""
+    """Extract `archive` below `destination`; return name and size of every file.
+
+    `source` is the name of the archive in errors.
+
+    Raises:
+        DownloadError: it is damaged, beyond `limits`, or holds what is never extracted.
+    """
     destination.mkdir(parents=True)
     with _reporting_damage(source):
         if archive.name.lower().endswith(ZIP_SUFFIXES):

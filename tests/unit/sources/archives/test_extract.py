@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from lmi_vllm.errors import DownloadError
-from lmi_vllm.extras.archives.extract import MAX_LIST_BYTES, extract_archive
+from lmi_vllm.sources.extract import MAX_LIST_BYTES, extract_archive
 from tests.support.s3_server import tar_gz, zip_file
 
 

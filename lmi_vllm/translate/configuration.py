@@ -1,0 +1,125 @@
+"""How a server reads its configuration and what that means; features add to it in `configure`."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from lmi_vllm.checks.model import OwnEngine, OwnEngines
+from lmi_vllm.checks.model_config import ModelFiles, read_model_files
+from lmi_vllm.checks.secure_mode import SecurityChecks
+from lmi_vllm.config.listen import MakeTls
+from lmi_vllm.config.load import load_settings
+from lmi_vllm.config.option_table import OptionTable
+from lmi_vllm.config.properties import PropertiesFile
+from lmi_vllm.config.setting import CommandLine
+from lmi_vllm.config.settings import ExtraSettings, Settings
+from lmi_vllm.messages import ModelArtifacts
+from lmi_vllm.slot import Slot
+from lmi_vllm.sources.base import Repositories, Store
+from lmi_vllm.sources.table import Sources
+from lmi_vllm.translate.arguments import Translation, Translator
+from lmi_vllm.translate.draft import Rule, RulePhase
+from lmi_vllm.translate.explain import ExplainedDefaults, Explanation, explain
+
+MakeSecurity = Callable[[OptionTable], SecurityChecks]
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """Reads settings and says what they mean.
+
+    `model_classes` are registered with vLLM: name in `architectures` -> `module:Class`.
+    """
+
+    sources: Sources
+    options: OptionTable
+    translator: Translator
+    security: SecurityChecks
+    make_tls: MakeTls
+    defaults: ExplainedDefaults
+    model_classes: Mapping[str, str]
+
+    def load(
+        self,
+        environ: Mapping[str, str],
+        command_line: CommandLine = CommandLine(),  # noqa: B008 - frozen, so one default is safe
+        extra_properties: PropertiesFile | None = None,
+    ) -> Settings:
+        """All configured settings; see `load_settings`."""
+        table, sources = self.options, self.sources
+        return load_settings(environ, command_line, extra_properties, table=table, sources=sources)
+
+    def explain(self, translation: Translation) -> Explanation:
+        """The explanation of a translation, without secrets."""
+        return explain(translation, self.defaults)
+
+    def read_model_files(
+        self, model: ModelArtifacts, environ: Mapping[str, str], *, with_size: bool = False
+    ) -> ModelFiles:
+        """config.json of `model` (and the weights' size), over the network too; never raises."""
+        return read_model_files(model, environ, self.sources, with_size=with_size)
+
+
+class ConfigurationBuilder:
+    """What features add: each call of the same method adds after those before it."""
+
+    def __init__(self) -> None:
+        self._settings: list[type[ExtraSettings]] = []
+        self._stores: list[Store] = []
+        self._rules: dict[RulePhase, list[Rule]] = {phase: [] for phase in RulePhase}
+        self._engines: list[OwnEngine] = []
+        self._model_classes: dict[str, str] = {}
+        self._hub: Slot[Repositories] = Slot("hub")
+        self._security: Slot[MakeSecurity] = Slot("secure mode")
+        self._tls: Slot[MakeTls] = Slot("TLS")
+        self._defaults: Slot[ExplainedDefaults] = Slot("defaults that are explained")
+
+    def settings(self, *kinds: type[ExtraSettings]) -> None:
+        """Add settings of a feature, in the order of the pages."""
+        self._settings += kinds
+
+    def rule(self, phase: RulePhase, *rules: Rule) -> None:
+        """Add rules of the translation."""
+        self._rules[phase] += rules
+
+    def store(self, store: Store) -> None:
+        """Add a store of models and adapters, for one URL scheme."""
+        self._stores.append(store)
+
+    def hub(self, hub: Repositories) -> None:
+        """Set the source of ids that are neither paths nor URLs."""
+        self._hub.fill(hub)
+
+    def engine(self, engine: OwnEngine) -> None:
+        """Add an engine for models that vLLM does not run."""
+        self._engines.append(engine)
+
+    def model_classes(self, classes: Mapping[str, str]) -> None:
+        """Add model classes to register with vLLM."""
+        self._model_classes |= classes
+
+    def security(self, make: MakeSecurity) -> None:
+        """Set the checks of secure mode."""
+        self._security.fill(make)
+
+    def tls(self, make: MakeTls) -> None:
+        """Set what makes the TLS context of listeners."""
+        self._tls.fill(make)
+
+    def explained(self, defaults: ExplainedDefaults) -> None:
+        """Set what `explain` adds about defaults."""
+        self._defaults.fill(defaults)
+
+    def build(self) -> Configuration:
+        """The configuration with everything that was added."""
+        options, sources = OptionTable(self._settings), Sources(self._stores, self._hub.value)
+        engines = OwnEngines(tuple(self._engines))
+        return Configuration(
+            sources,
+            options,
+            Translator(options, sources, engines, self._rules),
+            self._security.value(options),
+            self._tls.value,
+            self._defaults.value,
+            MappingProxyType(self._model_classes),
+        )
