@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from lmi_vllm.cli import verbs
+from lmi_vllm.cli import VERBS
 from lmi_vllm.extras.custom_code.loading import CodeError, inspect_code
+from tests.support.assembled import CONFIGURATION
 from tests.support.hook_files import FORMATTERS, PROMPTS, write_code
 
 FAULTS = {
@@ -102,11 +103,11 @@ def test_fault_is_an_error_of_explain_and_validate(
     (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}', "utf-8")
     write_code(tmp_path, "from djl_python.huggingface import HuggingFaceService\n")
     cases: tuple[tuple[dict[str, str], int], ...] = (({}, 2), ({"LMI_CUSTOM_CODE": "none"}, 0))
-    command = importlib.import_module(verbs()[verb].module)
+    command = importlib.import_module(VERBS[verb].module)
     for environ, code in cases:
         parser = argparse.ArgumentParser()
-        command.add_arguments(parser)
+        command.add_arguments(parser, CONFIGURATION)
         arguments = parser.parse_args(["--model-store", str(tmp_path), "--offline"])
-        assert command.run(arguments, environ) == code
+        assert command.run(arguments, environ, CONFIGURATION) == code
         said = capsys.readouterr().out
         assert ("line 1: No module named 'djl_python.huggingface'" in said) is (code == 2)
