@@ -65,7 +65,7 @@ SAME_WISHES = {
     ),
     "truncate": (
         {"truncate": 3},
-        {"temperature": 0, "truncate_prompt_tokens": 3, "truncation_side": "left"},
+        {"temperature": 0, "truncate_prompt_tokens": 3},  # its own side keeps the BOS token
     ),
     "regex": (
         {"guided_regex": "[0-9]{3}"},
@@ -154,6 +154,21 @@ def test_lanes_give_the_same_tokens(run: LoopThread, vllm_engine: Engine, wish: 
         theirs = [[token for token in sequence if token != end] for sequence in theirs]
     assert ours == theirs
     assert all(ours)
+
+
+@pytest.mark.parametrize("most", [1, 2, 5, 500])
+@pytest.mark.parametrize("repeated", [1, 400], ids=["short", "long"])
+def test_truncated_prompt_keeps_its_first_token(
+    run: LoopThread, vllm_engine: Engine, most: int, repeated: int
+) -> None:
+    """The BOS token and the last tokens after it, also of a text that is cut before it is read."""
+    text = "No one knows the name of the king. " * repeated
+    job = GenerationJob("cut", text, truncate_prompt_tokens=most)
+    jobs = vllm_engine._jobs  # type: ignore[attr-defined]
+    found = run(jobs._render(job))["prompt_token_ids"]
+    bos, *others = [one.id for one in run(vllm_engine.tokenize(text, add_special_tokens=True))]
+    assert found == [bos, *others[max(len(others) - most + 1, 0) :]]
+    assert len(found) == min(most, len(others) + 1)
 
 
 def test_sampling_fields_are_vllm_s(vllm_engine: Engine) -> None:

@@ -22,10 +22,18 @@ MINUS_INFINITY: Final = -9999.0  # how vLLM writes a log probability of minus in
 class ChunkMaker:
     """Makes the chunks of one job."""
 
-    def __init__(self, job: GenerationJob, tokenizer: Any, special_ids: frozenset[int]) -> None:
+    def __init__(
+        self,
+        job: GenerationJob,
+        tokenizer: Any,
+        special_ids: frozenset[int],
+        end_ids: frozenset[int] = frozenset(),
+    ) -> None:
         self._job = job
         self._tokenizer = tokenizer
         self.special_ids = special_ids
+        self._end_ids = end_ids  # of the model; with `ignore_eos` they are like any others
+        self._sees_ends = bool(end_ids) and not job.sampling.get("ignore_eos")
         self.count = job.number("logprobs", 0)  # of each token's likeliest ones
         self._prompt_logprobs: tuple[TokenLogprob, ...] = ()
         self._splitters: dict[int, TextSplitter] = {}
@@ -34,14 +42,15 @@ class ChunkMaker:
         """Return the chunk of one sequence in one of vLLM's outputs."""
         if output.prompt_logprobs and not self._prompt_logprobs:
             self._prompt_logprobs = _prompt_logprobs(output)
+        text, stop_reason = completion.text, completion.stop_reason
+        if completion.finish_reason == "stop":
+            text, stop_reason = self._end(completion)
         return GenerationChunk(
             index=completion.index,
-            tokens=self.tokens(
-                completion.token_ids, completion.text, completion.logprobs, completion.index
-            ),
-            text=completion.text,
+            tokens=self.tokens(completion.token_ids, text, completion.logprobs, completion.index),
+            text=text,
             finish_reason=completion.finish_reason,
-            stop_reason=self._stop_reason(completion),
+            stop_reason=stop_reason,
             prompt_tokens=len(output.prompt_token_ids or ()),
             cumulative_logprob=completion.cumulative_logprob,
             prompt_logprobs=self._prompt_logprobs,
@@ -75,12 +84,21 @@ class ChunkMaker:
             for token, piece, entry in zip(ids, texts, logprobs, strict=True)
         )
 
-    def _stop_reason(self, completion: Any) -> str | int | None:
-        """Return why the sequence ended; a beam search gives the model's end token, too."""
+    def _end(self, completion: Any) -> tuple[str, str | int | None]:
+        """Return the text of a sequence that stopped, and why if not at an end token of the model.
+
+        Such a token has no text where special tokens have none: to keep stop strings is not for it.
+        """
+        text: str = completion.text
         reason: str | int | None = completion.stop_reason
-        if self._job.beams and self._tokenizer and reason == self._tokenizer.eos_token_id:
-            return None
-        return reason
+        end = completion.token_ids[-1] if completion.token_ids and reason is None else reason
+        if not self._sees_ends or end not in self._end_ids:
+            return text, reason
+        sampling = self._job.sampling
+        is_shown = sampling.get("skip_special_tokens") is False
+        if sampling.get("include_stop_str_in_output") and not is_shown and text:
+            text = text.removesuffix(self._tokenizer.decode([end], skip_special_tokens=True))
+        return text, None
 
     def _token_texts(self, ids: Sequence[int], text: str, index: int) -> list[str]:
         if len(ids) == 1 and text and not self._splitters:

@@ -45,6 +45,7 @@ class JobRunner:
             llm.renderer.default_cmpl_tok_params, truncate_prompt_tokens=None, truncation_side=None
         )
         self._special_ids = frozenset(self._tokenizer.all_special_ids if self._tokenizer else ())
+        self._end_ids = end_tokens(llm.input_processor.generation_config_fields, self._tokenizer)
         self._model_defaults: Mapping[str, Any] = {
             name: value
             for name, value in llm.model_config.get_diff_sampling_param().items()
@@ -55,7 +56,7 @@ class JobRunner:
         self, job: GenerationJob, direct: DirectChunks | None
     ) -> AsyncGenerator[GenerationChunk, None]:
         """Yield the chunks of `job`; see `Engine.generate`."""
-        chunks = ChunkMaker(job, self._tokenizer, self._special_ids)
+        chunks = ChunkMaker(job, self._tokenizer, self._special_ids, self._end_ids)
         with our_errors():
             outputs = self._outputs(job, await self._render(job))
         try:
@@ -102,11 +103,13 @@ class JobRunner:
         return self._openai.beam_search(prompt, job.request_id, params, lora_request)
 
     async def _render(self, job: GenerationJob) -> Any:
-        params = self._whole_prompts
+        params, text = self._whole_prompts, job.prompt
         if job.truncate_prompt_tokens:
-            most = job.truncate_prompt_tokens
-            params = replace(params, truncate_prompt_tokens=most, truncation_side="left")
-        parsed = parse_model_prompt(self._llm.model_config, job.prompt)
+            # Without a side the tokenizer cuts: at the left, and its special tokens are kept.
+            params = replace(params, truncate_prompt_tokens=job.truncate_prompt_tokens)
+            if params.max_input_tokens and self._tokenizer:  # vLLM bounds no text that is cut
+                text = text[-params.max_input_tokens * self._tokenizer.max_chars_per_token :]
+        parsed = parse_model_prompt(self._llm.model_config, text)
         return await render_text(self._llm.renderer, parsed, params)
 
     def _sampling_params(self, job: GenerationJob) -> Any:
@@ -124,6 +127,18 @@ class JobRunner:
         )
         values["skip_clone"] = True  # made for this job alone; vLLM says so of OpenAI's, too
         return SamplingParams(**values)
+
+
+def end_tokens(generation: Mapping[str, Any], tokenizer: Any) -> frozenset[int]:
+    """Return the tokens that end a model's answers: the tokenizer's, and the generation config's.
+
+    vLLM gives the latter to its engine as stop tokens, and so as the reason of an end.
+    """
+    found = generation.get("eos_token_id")
+    ends = {found} if isinstance(found, int) else {*(found or ())}
+    if tokenizer is not None and tokenizer.eos_token_id is not None:
+        ends.add(tokenizer.eos_token_id)
+    return frozenset(ends)
 
 
 class PromptTokenizer:

@@ -88,7 +88,7 @@ class OutputFormatter:
             body |= _NEUTRAL
         body |= request.sampling
         if request.truncate is not None:
-            body |= {"truncate_prompt_tokens": request.truncate, "truncation_side": "left"}
+            body["truncate_prompt_tokens"] = request.truncate
         if request.priority:
             body["priority"] = request.priority
         if (beams := request.candidates.beams) is not None:

@@ -207,7 +207,7 @@ class RunningBatch:
         shows_end = sampling.include_stop_str_in_output
         if count > sampling.min_tokens or not sampling.min_tokens:
             if not sampling.ignore_eos and token in self._loaded.end_tokens:
-                return "stop", None, shows_end
+                return "stop", None, shows_end and not sampling.skip_special_tokens
             if token in sampling.stop_token_ids:
                 return "stop", token, shows_end
         most = sampling.max_tokens or self._loaded.max_model_len

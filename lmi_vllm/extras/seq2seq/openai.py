@@ -150,7 +150,7 @@ class OpenAIAnswers:
         wanted = request.truncate_prompt_tokens
         if wanted == -1:
             wanted = self._runner.max_model_len
-        return wanted, request.truncation_side or "right"
+        return wanted, request.truncation_side or "left"  # the side of generating models
 
     def _template(self) -> str | None:
         given = self._profile.chat_template
