@@ -198,7 +198,7 @@ class GenerationJob:
     """
 
     request_id: str
-    prompt: str
+    prompt: str | tuple[int, ...]  # a text, or tokens for an engine without a tokenizer
     sampling: Mapping[str, object] = field(default_factory=dict)
     adapter: AdapterRef | None = None
     is_streaming: bool = False

@@ -4,6 +4,7 @@ Each promise below has a contract test that runs over every engine (`tests/contr
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -276,6 +277,10 @@ class Engine(EngineProcess, Protocol):
         Raises:
             EngineDeadError: the engine is gone.
         """
+        ...
+
+    def uncounted(self) -> AbstractContextManager[None]:
+        """Leave what is answered in the body out of the engine's own metrics."""
         ...
 
     async def load_adapter(self, adapter: AdapterRef) -> None:

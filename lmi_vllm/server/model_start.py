@@ -126,7 +126,8 @@ class ModelStart:
             await adapters.move_to(engine)
         self._progress.enter(Phase.WARM_UP)
         has_top_logprobs = ready.arguments.values.get("max_logprobs") != 0
-        await warm_up(engine, has_top_logprobs=has_top_logprobs)
+        with engine.uncounted():
+            await warm_up(engine, has_top_logprobs=has_top_logprobs)
         await self._code.begin(engine)
         await processes.join(engine, ready.translation.profile, adapters)
         for each in self._around:

@@ -10,6 +10,7 @@ from lmi_vllm.messages import GENERATE, POOLING_KINDS, GenerationJob, HttpCall, 
 
 TRANSCRIBE: Final = "transcription"  # of models that only transcribe
 WARM_UP_PROMPT: Final = "Hello"
+WARM_UP_TOKEN: Final = 1  # for an engine without a tokenizer: each model knows it
 
 
 async def warm_up(engine: Engine, *, has_top_logprobs: bool = False) -> None:
@@ -37,7 +38,8 @@ async def _generates(engine: Engine, logprobs: int) -> bool:
     # On a GPU the first use of log probabilities compiles a kernel, another one for the sampled
     # token alone (0), which `/invocations` asks for, than beside the likeliest.
     sampling = {"max_tokens": 1, "temperature": 0.0, "logprobs": logprobs}
-    job = GenerationJob(f"warm-up-{uuid.uuid4()}", WARM_UP_PROMPT, sampling)
+    prompt = (WARM_UP_TOKEN,) if engine.tokenizer is None else WARM_UP_PROMPT
+    job = GenerationJob(f"warm-up-{uuid.uuid4()}", prompt, sampling)
     chunks = [chunk async for chunk in engine.generate(job)]
     return any(chunk.tokens for chunk in chunks)
 

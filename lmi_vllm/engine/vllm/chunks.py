@@ -103,7 +103,7 @@ class ChunkMaker:
     def _token_texts(self, ids: Sequence[int], text: str, index: int) -> list[str]:
         if len(ids) == 1 and text and not self._splitters:
             return [text]
-        if not self._job.needs_token_texts:
+        if not self._job.needs_token_texts or self._tokenizer is None:
             return [text] if len(ids) == 1 else [""] * len(ids)
         splitter = self._splitters.get(index)
         if splitter is None:
@@ -119,9 +119,11 @@ class ChunkMaker:
         )
 
     def _token_text(self, token: int, value: Any) -> str:
-        """Return a token's text; a beam search does not decode it."""
+        """Return a token's text; a beam search, or an engine without a tokenizer, has none."""
         text: str | None = value.decoded_token
-        return str(self._tokenizer.decode([token])) if text is None else text
+        if text is not None or self._tokenizer is None:
+            return text or ""
+        return str(self._tokenizer.decode([token]))
 
 
 class TextSplitter:

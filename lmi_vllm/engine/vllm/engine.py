@@ -7,6 +7,7 @@ from collections.abc import (
     AsyncIterator,
     Collection,
     Coroutine,
+    Iterator,
     Mapping,
     Sequence,
 )
@@ -166,6 +167,19 @@ class VllmClient:
         """Answer with vLLM's own handlers; see `Engine.answer_openai`."""
         await self.check_health()
         return await self._openai.answer(call, direct)
+
+    @contextlib.contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Leave what is answered in the body, and nothing else may be, out of vLLM's metrics."""
+        manager = self._llm.logger_manager
+        if manager is None:
+            yield
+            return
+        loggers, manager.stat_loggers = manager.stat_loggers, []
+        try:
+            yield
+        finally:
+            manager.stat_loggers = loggers
 
     async def check_health(self) -> None:
         """Raise EngineDeadError unless the engine is alive."""

@@ -107,9 +107,10 @@ class JobRunner:
         if job.truncate_prompt_tokens:
             # Without a side the tokenizer cuts: at the left, and its special tokens are kept.
             params = replace(params, truncate_prompt_tokens=job.truncate_prompt_tokens)
-            if params.max_input_tokens and self._tokenizer:  # vLLM bounds no text that is cut
+            if params.max_input_tokens and self._tokenizer and isinstance(text, str):  # vLLM bounds no text that is cut
                 text = text[-params.max_input_tokens * self._tokenizer.max_chars_per_token :]
-        parsed = parse_model_prompt(self._llm.model_config, text)
+        given = text if isinstance(text, str) else list(text)
+        parsed = parse_model_prompt(self._llm.model_config, given)
         return await render_text(self._llm.renderer, parsed, params)
 
     def _sampling_params(self, job: GenerationJob) -> Any:

@@ -32,6 +32,11 @@ logger = logging.getLogger(__name__)
 # Texts of vLLM's assertions for a prompt without a place for a picture (it has no class for them).
 _NO_PLACE_MARKS: Final = ("Failed to apply prompt replacement for", "Expected there to be ")
 
+# vLLM's handler of chats asserts that it has one, and answers 500.
+_NO_TOKENIZER: Final = (
+    "messages: the server has no tokenizer (option.skip_tokenizer_init, option.tokens_only): it "
+    "takes tokens, as /inference/v1/generate and the prompt of /v1/completions"
+)
 _SAGEMAKER_S: Final = "x-amzn-sagemaker-"
 
 
@@ -85,6 +90,8 @@ class VllmOpenAI:
             served = self._app.state.openai_serving_models.registry  # without our keys
             models = await served.show_available_models()
             return _json_reply(JSONResponse(models.model_dump()))
+        if call.kind == "chat/completions" and self._outputs.tokenizer is None:
+            return _error(create_error_response(ValueError(_NO_TOKENIZER)))
         handler = _HANDLERS.get(call.kind)
         serving = None if handler is None else getattr(self._app.state, handler.attribute, None)
         if handler is None or serving is None:

@@ -126,7 +126,8 @@ class ClientModel:
         )
         self._thread = None  # the engine owns the thread from here on
         if engine.task == GENERATE:
-            await warm_up(engine)
+            with engine.uncounted():
+                await warm_up(engine)
         service, profile = self._service, message.profile
         service.expect(message.model_url, profile)
         service.lifecycle.expect_model(message.model_name)

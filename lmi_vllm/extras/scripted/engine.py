@@ -9,6 +9,7 @@ import json
 import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -106,11 +107,11 @@ class ScriptedEngine:
     ) -> AsyncGenerator[GenerationChunk, None]:
         """Yield the script's chunks, or the default answer; see `Engine.generate`."""
         await self.check_health()
-        if len(job.prompt.split()) >= self.max_model_len:
+        if len(str(job.prompt).split()) >= self.max_model_len:
             raise PayloadError(f"the prompt is longer than max_model_len {self.max_model_len}")
         self.jobs.append(job)
         self.running_requests += 1
-        sequence = _ScriptedSequence(len(job.prompt.split()))
+        sequence = _ScriptedSequence(len(str(job.prompt).split()))
         if (record := current_record()) is not None:
             record.sequences.append(sequence)
         try:
@@ -153,6 +154,10 @@ class ScriptedEngine:
                 200, content_type="text/event-stream", stream=self._events(body, direct)
             )
         return OpenAIReply(200, json.dumps(body, separators=(",", ":")).encode())
+
+    def uncounted(self) -> AbstractContextManager[None]:
+        """There are no metrics of its own."""
+        return nullcontext()
 
     async def load_adapter(self, adapter: AdapterRef) -> None:
         """Keep the adapter, or refuse it as scripted."""
@@ -203,7 +208,7 @@ class ScriptedEngine:
         raise EngineDeadError
 
     def _default_answer(self, job: GenerationJob) -> list[Step]:
-        words = job.prompt.split() or [job.prompt]
+        words = str(job.prompt).split() or [str(job.prompt)]
         wanted = job.number("max_tokens", 0) or 16
         wants_logprobs = job.sampling.get("logprobs") is not None
         steps: list[Step] = []

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Final
 
 from lmi_vllm.engine.base import (
@@ -120,7 +121,7 @@ class TransformersEngine:
             raise PayloadError(_no_adapters(job.adapter.name))
         runner, streaming = self._runner, job.is_streaming
         sampling = runner.sampling(job.sampling, uses_defaults=job.apply_model_defaults)
-        prompt = await runner.encode(job.prompt, truncate=job.truncate_prompt_tokens)
+        prompt = await runner.encode(str(job.prompt), truncate=job.truncate_prompt_tokens)
         async with contextlib.aclosing(runner.run([prompt], sampling, streaming)) as chunks:
             async for _, chunk in chunks:
                 yield chunk
@@ -136,6 +137,10 @@ class TransformersEngine:
         del direct
         await self.check_health()
         return await self._openai.answer(call)
+
+    def uncounted(self) -> AbstractContextManager[None]:
+        """There are no metrics of its own."""
+        return contextlib.nullcontext()
 
     async def load_adapter(self, adapter: AdapterRef) -> None:
         """Refuse the adapter: this engine has no LoRA.

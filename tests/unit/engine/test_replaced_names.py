@@ -83,6 +83,7 @@ FIELDS_SET: Final = {
         "engine_args._api_process_count",
         "engine_args._api_process_rank",
     },
+    "engine.py": {"manager.stat_loggers"},  # empty while the warm-up runs
     "grammar_trials/engine.py": {
         "manager.__class__",  # the engine holds that very one
         "manager.backends",
