@@ -146,6 +146,7 @@ class ServingProfile:
     """The part of the configuration that request handling needs."""
 
     model_name: str = "model"
+    model_reference: str = ""  # what the user named: a hub id, URL or path
     served_names: tuple[str, ...] = ("lmi",)
     task: str = GENERATE  # or a pooling task of vLLM's: "embed", "classify", ...
     output_formatter: str | None = None

@@ -63,7 +63,18 @@ async def list_models(context: RequestContext) -> Reply:
     answer = await runtime.engine.answer_openai(
         OpenAICall("models", {}, call.properties, call.request_id)
     )
-    return Reply(answer.status, answer.content_type, with_adapters(answer.body, runtime.adapters))
+    body = with_reference(answer.body, runtime.profile.model_reference)
+    return Reply(answer.status, answer.content_type, with_adapters(body, runtime.adapters))
+
+
+def with_reference(body: bytes, reference: str) -> bytes:
+    """Return a list of models whose root is what the user named: the engine knows only a folder."""
+    if not reference:
+        return body
+    document = orjson.loads(body)
+    for card in document.get("data", ()):
+        card["root"] = reference
+    return orjson.dumps(document)
 
 
 def with_adapters(body: bytes, adapters: Iterable[Adapter]) -> bytes:

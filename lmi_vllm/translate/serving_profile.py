@@ -1,5 +1,6 @@
 """`Settings` + model -> the profile for request handling."""
 
+from lmi_vllm.config.secrets import mask_urls
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.messages import (
     EngineArguments,
@@ -20,6 +21,7 @@ def build_serving_profile(
     arguments, names = engine.values, engine.values.get("served_model_name")
     return ServingProfile(
         model_name=model.name if model is not None else "model",
+        model_reference=mask_urls(model.reference) if model is not None else "",
         served_names=tuple(map(str, names)) if isinstance(names, list) and names else ("lmi",),
         task=served_task(arguments),
         output_formatter=settings.model.output_formatter,

@@ -76,7 +76,11 @@ def test_the_tokenizer_s_own_end_is_one_as_before(run: LoopThread, vllm_engine: 
     assert end_tokens({"eos_token_id": 5}, None) == {5}
     asked = {"temperature": 0.0, "max_tokens": 300, **KEPT}
     (chunk,) = run(collect(vllm_engine, GenerationJob("end", "The capital of France is", asked)))
-    assert (finish_reason(chunk), chunk.tokens[-1].id, chunk.tokens[-1].text) == ("eos_token", 1, "")
+    assert (finish_reason(chunk), chunk.tokens[-1].id, chunk.tokens[-1].text) == (
+        "eos_token",
+        1,
+        "",
+    )
     shown = replace(
         GenerationJob("end", "The capital of France is", asked),
         sampling={**asked, "skip_special_tokens": False},

@@ -64,13 +64,15 @@ def replacement_of(flag: Flag, flags: Sequence[Flag], options: OptionTable) -> R
         return Replacement("option.model_id", flag.text)
     if flag.is_engine or options.find(flag.name) is not None:
         return Replacement(f"option.{flag.name}", flag.text)
-    if flag.name in ("host", "port"):
+    if flag.name in ("host", "port", "uds"):
         return variable("SERVING_INFERENCE_ADDRESS", vllm_address(flags))
     return FRONT_END.get(flag.name, _OTHER)(flag.text)
 
 
 def vllm_address(flags: Sequence[Flag]) -> str:
-    """Return the URL that `vllm serve` listens on: https with a key or certificate."""
+    """Return where `vllm serve` listens: its socket, or a URL, https with a key or certificate."""
     given = {flag.name: flag.text for flag in flags}
+    if "uds" in given:
+        return f"unix:{given['uds']}"
     scheme = "https" if given.keys() & {"ssl_keyfile", "ssl_certfile"} else "http"
     return f"{scheme}://{given.get('host') or '0.0.0.0'}:{given.get('port') or '8000'}"

@@ -107,7 +107,8 @@ class JobRunner:
         if job.truncate_prompt_tokens:
             # Without a side the tokenizer cuts: at the left, and its special tokens are kept.
             params = replace(params, truncate_prompt_tokens=job.truncate_prompt_tokens)
-            if params.max_input_tokens and self._tokenizer and isinstance(text, str):  # vLLM bounds no text that is cut
+            # vLLM bounds no text that is cut.
+            if params.max_input_tokens and self._tokenizer and isinstance(text, str):
                 text = text[-params.max_input_tokens * self._tokenizer.max_chars_per_token :]
         given = text if isinstance(text, str) else list(text)
         parsed = parse_model_prompt(self._llm.model_config, given)
