@@ -199,7 +199,7 @@ class GenerationJob:
     """
 
     request_id: str
-    prompt: str | tuple[int, ...]  # a text, or tokens for an engine without a tokenizer
+    prompt: str
     sampling: Mapping[str, object] = field(default_factory=dict)
     adapter: AdapterRef | None = None
     is_streaming: bool = False
@@ -208,6 +208,7 @@ class GenerationJob:
     priority: int = 0
     needs_token_texts: bool = True
     beams: BeamSearch | None = None
+    prompt_ids: tuple[int, ...] = ()  # instead of the text, for an engine without a tokenizer
 
     def number(self, name: str, default: int) -> int:
         """Sampling field `name` as a whole number; `default` where it is unset."""

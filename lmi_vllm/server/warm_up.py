@@ -38,8 +38,8 @@ async def _generates(engine: Engine, logprobs: int) -> bool:
     # On a GPU the first use of log probabilities compiles a kernel, another one for the sampled
     # token alone (0), which `/invocations` asks for, than beside the likeliest.
     sampling = {"max_tokens": 1, "temperature": 0.0, "logprobs": logprobs}
-    prompt = (WARM_UP_TOKEN,) if engine.tokenizer is None else WARM_UP_PROMPT
-    job = GenerationJob(f"warm-up-{uuid.uuid4()}", prompt, sampling)
+    ids = (WARM_UP_TOKEN,) if engine.tokenizer is None else ()
+    job = GenerationJob(f"warm-up-{uuid.uuid4()}", WARM_UP_PROMPT, sampling, prompt_ids=ids)
     chunks = [chunk async for chunk in engine.generate(job)]
     return any(chunk.tokens for chunk in chunks)
 

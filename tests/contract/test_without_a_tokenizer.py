@@ -47,7 +47,7 @@ def test_warm_up_needs_no_text_and_is_not_counted(run: LoopThread, engine: Engin
     before = counted()
     run(warmed(engine))
     assert counted() == before
-    run(collect(engine, GenerationJob("own", IDS, {"max_tokens": 2})))
+    run(collect(engine, GenerationJob("own", "", {"max_tokens": 2}, prompt_ids=IDS)))
     after = counted()
     assert after != before
     assert any("request_success" in name for name in after)
@@ -59,12 +59,12 @@ def test_tokens_are_answered_with_tokens(
 ) -> None:
     """The same ones as with a tokenizer."""
     sampling = {"max_tokens": 9, "temperature": 0.0, "logprobs": 2}
-    job = GenerationJob("tokens", IDS, sampling, is_streaming=is_streaming)
-    found, expected = (
-        [token for chunk in run(collect(one, job)) for token in chunk.tokens]
-        for one in (engine, vllm_engine)
-    )
-    assert [token.id for token in found] == [token.id for token in expected]
+    job = GenerationJob("tokens", "", sampling, is_streaming=is_streaming, prompt_ids=IDS)
+    found = [token for chunk in run(collect(engine, job)) for token in chunk.tokens]
+    body = {"model": "lmi", "prompt": list(IDS), "return_token_ids": True, **sampling}
+    reply = run(vllm_engine.answer_openai(OpenAICall("completions", body, {}, "expected")))
+    (choice,) = json.loads(reply.body)["choices"]
+    assert [token.id for token in found] == choice["token_ids"]
     assert {token.text for token in found} == {""}
 
 

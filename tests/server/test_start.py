@@ -16,7 +16,7 @@ async def test_ready_after_a_real_answer(serve: Serve, engines: Engines) -> None
     server = await (await serve()).ready()
     assert await server.ping() == (200, {"status": "Healthy"})
     (engine,) = engines.started
-    assert [job.prompt for job in engine.jobs] == [(1,)] * WARM_UP_JOBS  # it has no tokenizer
+    assert [job.prompt for job in engine.jobs] == ["Hello"] * WARM_UP_JOBS
     assert await server.infer() == 200
     assert "\nTry: curl -s http://" in server.printed()
     server.stop.set()

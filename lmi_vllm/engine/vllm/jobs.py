@@ -108,10 +108,10 @@ class JobRunner:
             # Without a side the tokenizer cuts: at the left, and its special tokens are kept.
             params = replace(params, truncate_prompt_tokens=job.truncate_prompt_tokens)
             # vLLM bounds no text that is cut.
-            if params.max_input_tokens and self._tokenizer and isinstance(text, str):
+            if params.max_input_tokens and self._tokenizer:
                 text = text[-params.max_input_tokens * self._tokenizer.max_chars_per_token :]
-        given = text if isinstance(text, str) else list(text)
-        parsed = parse_model_prompt(self._llm.model_config, given)
+        without_text = list(job.prompt_ids) if self._tokenizer is None else None
+        parsed = parse_model_prompt(self._llm.model_config, without_text or text)
         return await render_text(self._llm.renderer, parsed, params)
 
     def _sampling_params(self, job: GenerationJob) -> Any:

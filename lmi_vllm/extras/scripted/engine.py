@@ -107,11 +107,11 @@ class ScriptedEngine:
     ) -> AsyncGenerator[GenerationChunk, None]:
         """Yield the script's chunks, or the default answer; see `Engine.generate`."""
         await self.check_health()
-        if len(str(job.prompt).split()) >= self.max_model_len:
+        if len(job.prompt.split()) >= self.max_model_len:
             raise PayloadError(f"the prompt is longer than max_model_len {self.max_model_len}")
         self.jobs.append(job)
         self.running_requests += 1
-        sequence = _ScriptedSequence(len(str(job.prompt).split()))
+        sequence = _ScriptedSequence(len(job.prompt.split()))
         if (record := current_record()) is not None:
             record.sequences.append(sequence)
         try:
@@ -208,7 +208,7 @@ class ScriptedEngine:
         raise EngineDeadError
 
     def _default_answer(self, job: GenerationJob) -> list[Step]:
-        words = str(job.prompt).split() or [str(job.prompt)]
+        words = job.prompt.split() or [job.prompt]
         wanted = job.number("max_tokens", 0) or 16
         wants_logprobs = job.sampling.get("logprobs") is not None
         steps: list[Step] = []

@@ -121,7 +121,7 @@ class TransformersEngine:
             raise PayloadError(_no_adapters(job.adapter.name))
         runner, streaming = self._runner, job.is_streaming
         sampling = runner.sampling(job.sampling, uses_defaults=job.apply_model_defaults)
-        prompt = await runner.encode(str(job.prompt), truncate=job.truncate_prompt_tokens)
+        prompt = await runner.encode(job.prompt, truncate=job.truncate_prompt_tokens)
         async with contextlib.aclosing(runner.run([prompt], sampling, streaming)) as chunks:
             async for _, chunk in chunks:
                 yield chunk
