@@ -22,6 +22,7 @@ from lmi_vllm.sources.model_store import StoreFinding, is_none, search_store, wi
 from lmi_vllm.sources.table import Sources
 
 _MODEL_FILES: Final = ("config.json", "params.json")
+_CODE: Final = ("model.py", "requirements.txt")
 # `djl://ai.djl.huggingface.<engine>/<hub id>`: the hub's model, converted for that engine.
 _ZOO: Final = "djl://ai.djl.huggingface."
 # Only with load_models, if no id is set.
@@ -74,7 +75,9 @@ def _named_model(settings: Settings, model_id: str, finding: StoreFinding) -> Mo
         _refuse_adapter(path)
         file = settings.properties
         is_below = file is None or Path(file.path).resolve().parent == path.resolve()
-        if is_named_by_id and is_below:
+        # A store with code and packages alone is the model directory, as in LMI.
+        has_code = directory is not None and any((directory / name).is_file() for name in _CODE)
+        if is_named_by_id and is_below and not has_code:
             directory = path
     elif is_file(path):
         advice = "name its directory"

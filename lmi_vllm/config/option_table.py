@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Sequence
+from types import MappingProxyType
 from typing import Final
 
 from lmi_vllm.config.options import (
@@ -19,6 +20,7 @@ from lmi_vllm.config.variable_names import (
     OWN_PREFIX,
     PREFIXES,
     SERVING_PREFIX,
+    bare_name,
     closest,
     option_key,
 )
@@ -29,6 +31,16 @@ _KUBERNETES: Final = re.compile(
     r"_(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
 )
 _KUBERNETES_VALUE: Final = re.compile(r"(tcp|udp|sctp)://")
+_KUBERNETES_URL: Final = re.compile(r"(?<!_SERVICE)_PORT$")  # always such a value
+# Names of other servers and of older releases, and what means the same here.
+_MEANT: Final = MappingProxyType(
+    {
+        "api_key": "LMI_API_KEY",
+        "port": "SERVING_INFERENCE_ADDRESS=http://0.0.0.0:<port>, or use --port",
+        "s3url": "option.model_id=s3://…",
+        "model_url": "option.model_id",
+    }
+)
 
 
 class OptionTable:
@@ -50,6 +62,8 @@ class OptionTable:
             return _KUBERNETES.fullmatch(variable) is not None
         if variable.startswith(OPTION_PREFIX) and self.is_known(option_key(variable)[7:]):
             return False  # OPTION_MASTER_PORT is an engine argument
+        if _KUBERNETES_URL.search(variable) and not re.search(r"_\d+_[A-Z]+_PORT$", variable):
+            return False  # SERVING_PORT=8080 is set by hand
         return _KUBERNETES.fullmatch(variable) is not None
 
     def find(self, name: str) -> Option | None:
@@ -77,11 +91,13 @@ class OptionTable:
         if key.lower().startswith(FILE_PREFIX):
             names = [f"{FILE_PREFIX}{name}" for name in self.names()]
             names += [row.name for row in self.rows.server if row.written]
-            return closest(key, names)
+            same = next((name for name in names if name.lower() == key.lower()), None)
+            return f"write {same}" if same else self._elsewhere(key) or closest(key, names)
         if self.is_known(key):
             return f"write {FILE_PREFIX}{key}"
         names = [row.name for row in self.rows.server if FILE in row.written]
-        return closest(key, [*names, *(f"{FILE_PREFIX}{name}" for name in self.names())])
+        names += [f"{FILE_PREFIX}{name}" for name in self.names()]
+        return self._elsewhere(key) or closest(key, names)
 
     def variable_suggestions(self, variable: str, known: Iterable[str] = ()) -> str:
         """A clause with similar names for an unknown variable of a prefix, or of `known` ones."""
@@ -96,7 +112,20 @@ class OptionTable:
         else:
             names = [name for name in known if name.startswith(OWN_PREFIX)]
         same = next((name for name in names if name.lower() == variable.lower()), None)
-        return f"write {same}" if same else closest(variable, names)
+        return f"write {same}" if same else self._elsewhere(variable) or closest(variable, names)
+
+    def _elsewhere(self, name: str) -> str:
+        """The clause for a name that is known with another prefix; "" if it is not."""
+        bare = bare_name(name)
+        if (hint := _MEANT.get(bare)) is not None:
+            return f"write {hint}"
+        if bare == "engine":
+            return f"write {OPTION_PREFIX}ENGINE"
+        for row in self.serving_rows():
+            if bare == row.name.lower():
+                return f"write {SERVING_PREFIX}{row.name.upper()}"
+        option = next((each for each in self.names() if each.lower() == bare), None)
+        return "" if option is None else f"write {OPTION_PREFIX}{_suffix(option)}"
 
     def serving_rows(self) -> tuple[Option, ...]:
         """The server settings that can be written `SERVING_<NAME>`."""

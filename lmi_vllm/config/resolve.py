@@ -84,6 +84,8 @@ class Resolver:
         """The texts under `keys`; late ones count only if the option is otherwise unset."""
         self.used.update(keys)
         candidates = [layers.winners[key] for key in keys if key in layers.winners]
+        if candidates and candidates[0].origin.kind is OriginKind.FLAG:
+            return candidates[:1]  # it wins over every other name, too
         typed = [raw for raw in candidates if raw.origin.kind is not OriginKind.LATE]
         return candidates if all(raw.is_unset for raw in typed) else typed
 

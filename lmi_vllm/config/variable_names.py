@@ -14,7 +14,7 @@ OWN_PREFIX: Final = "LMI_"
 PREFIXES: Final = (OPTION_PREFIX, SERVING_PREFIX, OWN_PREFIX)
 
 _SUGGESTIONS: Final = 3
-_CUTOFFS: Final = (0.7, 0.5, 0.0)
+_CUTOFF: Final = 0.72  # of difflib's similarity: most typos are above, other words below
 _LONGEST_SUGGESTED: Final = 200  # characters; a longer name is not compared
 
 
@@ -31,14 +31,23 @@ def option_key(variable: str) -> str:
 
 
 def closest(name: str, known: Iterable[str]) -> str:
-    """The three names most similar to `name`, as a clause for a message."""
+    """At most three names that are similar to `name`, as a clause for a message.
+
+    Prefixes do not count: all names of a kind share one. A wrong name would be worse than none.
+    """
     names = list(dict.fromkeys(known))
-    if len(name) > _LONGEST_SUGGESTED:
-        return f"there are {len(names)} names, see `lmi-vllm explain`"
-    by_folded = {known_name.lower(): known_name for known_name in names}
+    by_bare = {bare_name(known_name): known_name for known_name in names}
     near: list[str] = []
-    for cutoff in _CUTOFFS:  # a higher cutoff is faster, and finds most typos
-        near = difflib.get_close_matches(name.lower(), by_folded, n=_SUGGESTIONS, cutoff=cutoff)
-        if len(near) == _SUGGESTIONS:
-            break
-    return "closest names: " + ", ".join(by_folded[folded] for folded in near)
+    if len(name) <= _LONGEST_SUGGESTED:
+        near = difflib.get_close_matches(bare_name(name), by_bare, n=_SUGGESTIONS, cutoff=_CUTOFF)
+    if not near:
+        return f"none of the {len(names)} names is similar, see `lmi-vllm explain`"
+    return "closest names: " + ", ".join(by_bare[bare] for bare in near)
+
+
+def bare_name(name: str) -> str:
+    """`name` in lower case, without a prefix."""
+    folded = name.lower()
+    prefixes = (FILE_PREFIX, *(prefix.lower() for prefix in (*PREFIXES, ARGUMENT_PREFIX)))
+    found = next((prefix for prefix in prefixes if folded.startswith(prefix)), "")
+    return folded.removeprefix(found)

@@ -10,7 +10,7 @@ class Model(Section):
     section = "Model"
 
     # fmt: off
-    model_id: str | None = option(parse.plain_text, computes("model"),
+    model_id: str | None = option(parse.plain_text, computes("model"), aliases=("model",),
         values="hub id, `s3://…`, path", note="The model: hub id, s3:// prefix or local path.")
     model_dir: str | None = option(parse.plain_text, ours(), values="path",
         note="Directory of the weights where no model id is set. It must exist.")

@@ -39,6 +39,7 @@ logger = logging.getLogger(__name__)
 
 FETCH_SECONDS: Final = 60
 REQUIREMENTS: Final = "requirements.txt"
+_CODE_FOLDER: Final = "code"
 MAX_FILE_BYTES: Final = 16 << 20
 
 
@@ -61,16 +62,18 @@ class CustomCodeLoader:
             raise StartupError(f"custom code ({path or entry_point}): {ONE_PROCESS_ONLY}")
         if path is None and entry_point is not None and environ is not None:
             path = _fetch_entry_point(str(entry_point), environ)
+        unread = _unread_folder(model.directory)
         if path is None:
-            return ()
+            return unread
         # Packages of a requirements.txt are not installed before the fetch.
         has_packages = environ is None and (path.parent / REQUIREMENTS).is_file()
         formatter = formatter_function(settings.model.output_formatter)
         handler = settings.model.handler
         try:
-            return inspect_code(path, handler, formatter, has_packages=has_packages)
+            found = inspect_code(path, handler, formatter, has_packages=has_packages)
         except CodeError as error:
             raise StartupError(f"custom code cannot be loaded: {error}") from error
+        return (*unread, *found)
 
     async def load(
         self,
@@ -170,6 +173,19 @@ def _local_file(settings: Settings, directory: Path | None) -> Path | None:
         return None
     path = (directory or Path("/")) / (str(name) if name is not None else CODE_FILE)
     return path.absolute() if path.is_file() else None
+
+
+def _unread_folder(directory: Path | None) -> tuple[str, ...]:
+    """Return a warning of SageMaker's `code/` in the model directory, which LMI ignores, too."""
+    if directory is None:
+        return ()
+    names = ("model.py", "inference.py", REQUIREMENTS)
+    found = [name for name in names if (directory / _CODE_FOLDER / name).is_file()]
+    if not found:
+        return ()
+    folder = directory / _CODE_FOLDER
+    return (f"{', '.join(found)} in {folder} is not read: put model.py and {REQUIREMENTS} into "
+            f"{directory}, or name the file in option.entryPoint",)  # fmt: skip
 
 
 def _is_one_process(settings: Settings) -> bool:

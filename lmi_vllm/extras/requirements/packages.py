@@ -1,7 +1,8 @@
 """A model's requirements.txt, installed by pip before the engine starts.
 
 The model directory is only read: pip works from there, so that relative paths in the file hold, and
-writes into the interpreter's own environment and its cache.
+writes into the interpreter's own environment and its cache. Packages that the server stands on are
+constrained: a line that would replace one is refused by name before pip runs.
 """
 
 import asyncio
@@ -9,12 +10,16 @@ import contextlib
 import importlib
 import logging
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from lmi_vllm.config.parsers import java_true
 from lmi_vllm.config.secrets import mask_urls
+from lmi_vllm.errors import ConfigurationError
+from lmi_vllm.extras.requirements.constraints import Constraint, conflicts, installed_constraints
 from lmi_vllm.messages import ModelArtifacts
 from lmi_vllm.sources.table import Sources
 
@@ -63,7 +68,22 @@ class Requirements:
         return self._model.directory is None and not self._model.is_local
 
     async def _install(self, requirements: Path) -> None:
-        self._failure = await install_requirements(requirements, self._environ)
+        constraints = await asyncio.to_thread(checked_constraints, requirements)
+        self._failure = await install_requirements(
+            requirements, self._environ, constraints=constraints
+        )
+
+
+def checked_constraints(requirements: Path) -> Mapping[str, Constraint]:
+    """Return the constraints of this server, once the file agrees with them.
+
+    Raises:
+        ConfigurationError: lines would replace what the server stands on; the text names each.
+    """
+    constraints = installed_constraints()
+    if found := conflicts(requirements, constraints):
+        raise ConfigurationError([mask_urls(each) for each in found])
+    return constraints
 
 
 def requirements_of(directory: Path | None) -> Path | None:
@@ -92,7 +112,10 @@ def pip_arguments(requirements: Path, environ: Mapping[str, str], *, is_quiet: b
 
 
 async def install_requirements(
-    requirements: Path, environ: Mapping[str, str], python: str = sys.executable
+    requirements: Path,
+    environ: Mapping[str, str],
+    python: str = sys.executable,
+    constraints: Mapping[str, Constraint] = MappingProxyType({}),
 ) -> str | None:
     """Install the file with the pip of `python`; return why that failed, None on success.
 
@@ -101,6 +124,15 @@ async def install_requirements(
     is_quiet = not logger.isEnabledFor(logging.DEBUG)
     # -P: modules in the working directory, which is the model's, are not imported by pip.
     command = [python, "-P", "-m", "pip", *pip_arguments(requirements, environ, is_quiet=is_quiet)]
+    with tempfile.NamedTemporaryFile("w", suffix=".txt", prefix="lmi-constraints-") as file:
+        file.writelines(f"{each.line}\n" for each in constraints.values() if str(each.allowed))
+        file.flush()
+        return await _run_pip([*command, "-c", file.name], requirements, environ)
+
+
+async def _run_pip(
+    command: list[str], requirements: Path, environ: Mapping[str, str]
+) -> str | None:
     logger.info("installing %s", requirements)
     process = await asyncio.create_subprocess_exec(
         *command,

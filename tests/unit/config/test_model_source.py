@@ -175,3 +175,19 @@ NAMES = (("acme/tiny-1", "acme_tiny_1"), ("_x", "_x"), ("a.b", "a_b"), ("é", "_
 def test_names_have_only_word_characters(name: str, clean: str) -> None:
     """Everything else becomes `_`."""
     assert clean_name(name) == clean
+
+
+@pytest.mark.parametrize("name", ["model.py", "requirements.txt"])
+def test_code_in_the_store_stays_beside_weights_of_another_folder(
+    store: Path, tmp_path: Path, locate: Locate, name: str
+) -> None:
+    """As in LMI the store is the model directory then: its code and packages are not ignored."""
+    weights = tmp_path / "weights"
+    touch(weights, "config.json")
+    model = locate({"HF_MODEL_ID": str(weights)})
+    assert model is not None
+    assert model.directory == weights
+    touch(store, name)
+    model = locate({"HF_MODEL_ID": str(weights)})
+    assert model is not None
+    assert (model.model, model.directory) == (str(weights), store)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from lmi_vllm.cli import VERBS
+from lmi_vllm.commands import explain
 from lmi_vllm.extras.custom_code.loading import CodeError, inspect_code
 from tests.support.assembled import CONFIGURATION
 from tests.support.hook_files import FORMATTERS, PROMPTS, write_code
@@ -111,3 +112,18 @@ def test_fault_is_an_error_of_explain_and_validate(
         assert command.run(arguments, environ, CONFIGURATION) == code
         said = capsys.readouterr().out
         assert ("line 1: No module named 'djl_python.huggingface'" in said) is (code == 2)
+
+
+def test_sagemakers_folder_of_code_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """LMI does not read `code/` either; a warning says where the files belong."""
+    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}', "utf-8")
+    write_code(tmp_path / "code", "x = 1\n", "inference.py")
+    write_code(tmp_path / "code", "peft\n", "requirements.txt")
+    parser = argparse.ArgumentParser()
+    explain.add_arguments(parser, CONFIGURATION)
+    arguments = parser.parse_args(["--model-store", str(tmp_path), "--offline"])
+    assert explain.run(arguments, {}, CONFIGURATION) == 0
+    said = capsys.readouterr().out
+    assert f"inference.py, requirements.txt in {tmp_path}/code is not read" in said
