@@ -18,6 +18,7 @@ from lmi_vllm.extras.requirements.constraints import (
 )
 from lmi_vllm.extras.requirements.packages import Requirements, install_requirements
 from lmi_vllm.messages import ModelArtifacts
+from tests.support.assembled import CONFIGURATION
 from tests.support.wheels import make_wheel
 
 
@@ -101,7 +102,7 @@ async def test_conflict_ends_the_start_before_pip(
     monkeypatch.setattr("lmi_vllm.extras.requirements.packages.install_requirements", no_pip)
     model = ModelArtifacts("m", str(tmp_path), str(tmp_path), directory=tmp_path)
     with pytest.raises(ConfigurationError, match=r"line 1: aiohttp==3\.0 would replace aiohttp"):
-        await Requirements(model, {}).install_first()
+        await Requirements(model, {}, CONFIGURATION.sources).install_first()
 
 
 def test_packages_that_bring_a_conflict_are_not_installed(tmp_path: Path) -> None:
