@@ -42,6 +42,8 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import ClassVar, Final, Self
 
+from lmi_vllm.masked_urls import mask_answer
+
 
 class Fault(StrEnum):
     """Who caused an error: its name, its status, and LMI's and vLLM's `type` of it.
@@ -103,8 +105,8 @@ class LmiError(Exception):
 
     @property
     def text(self) -> str:
-        """The text for the client or the operator."""
-        return str(self)
+        """The text for the client or the operator, without secrets in URLs."""
+        return mask_answer(str(self))
 
     def __reduce__(self) -> tuple[object, ...]:
         """Support pickling between processes: constructors here take other arguments than texts."""

@@ -4,7 +4,10 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-MASK: Final = "***"
+from lmi_vllm.masked_urls import MASK, mask_urls
+
+__all__ = ["MASK", "is_secret", "mask_text", "mask_urls", "mask_value"]
+
 _SECRET_WORDS: Final = frozenset(
     {"token", "secret", "key", "pass", "password", "credentials"}
     | {"credential", "passwd", "apikey", "authtoken"}  # as other tools spell them
@@ -24,14 +27,6 @@ _PART_OF_VALUE: Final = re.compile(rf"{_STRING}|[\[\]{{}}]", re.DOTALL)
 _PLAIN_VALUE: Final = re.compile(
     rf"(?!(?:true|false|null)\b)(?:{_STRING}[^,}}\]]*|(?:(?!,\s*[\"'])[^}}\]\n])+)", re.DOTALL
 )
-# Up to the last @ before the path; or over a slash in a password (the bound keeps long lines fast),
-# where what follows the colon is no port.
-_URL_LOGIN: Final = re.compile(r"""://(?:[^/\s"']+@|[^/@:\[\s"']*:(?!\d{1,5}/)[^\s"']{1,500}@)""")
-_URL_SIGNATURE: Final = re.compile(
-    r"([?&](?:x-[a-z]{2,9}-(?:signature|credential|security-token)|signature|sig|token|"
-    r"awsaccesskeyid|key|api_key|apikey|access_token|password|secret)=)[^&\s\"']+",
-    re.IGNORECASE,
-)
 
 
 def is_secret(name: str) -> bool:
@@ -43,13 +38,6 @@ def is_secret(name: str) -> bool:
     if _OF_THE_MODEL.search(name.lower()):
         return False
     return not _SECRET_WORDS.isdisjoint(re.split(r"[^A-Za-z0-9]+", name.lower()))
-
-
-def mask_urls(text: str) -> str:
-    """`text` with logins and signatures in URLs hidden."""
-    if "://" in text:  # every line of the log is checked, and few have a URL
-        text = _URL_LOGIN.sub(f"://{MASK}@", text)
-    return _URL_SIGNATURE.sub(rf"\1{MASK}", text) if "?" in text or "&" in text else text
 
 
 def mask_value(name: str, value: object) -> object:

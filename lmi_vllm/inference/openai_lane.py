@@ -17,6 +17,7 @@ from lmi_vllm.inference.response.openai_events import (
     ResponsesEvents,
 )
 from lmi_vllm.inference.response.streams import DirectEventWriter
+from lmi_vllm.masked_urls import mask_urls
 from lmi_vllm.messages import OpenAICall, OpenAIReply, Reply
 
 
@@ -89,7 +90,7 @@ def with_adapters(body: bytes, adapters: Iterable[Adapter]) -> bytes:
         {
             **base,
             "id": adapter.name,
-            "root": adapter.src,
+            "root": mask_urls(adapter.src),
             "parent": base.get("id"),
             "max_model_len": None,
         }

@@ -1,5 +1,6 @@
 import inspect
 import re
+import time
 
 import pytest
 
@@ -98,3 +99,23 @@ def test_errors_openai_type(error: LmiError, status: int, kind: str) -> None:
     assert openai_error(error, "t", status) == {
         "error": {"message": "t", "type": kind, "param": None, "code": status}
     }
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("s3://AKIA:s3cret@b/a is missing", "s3://***@b/a is missing"),
+        ("https://h/a?X-Amz-Signature=s3cret&x=1", "https://h/a?X-Amz-Signature=***&x=1"),
+        ("https://h/a?x=1 is missing", "https://h/a?x=1 is missing"),
+    ],
+)
+def test_errors_hide_what_a_caller_put_into_a_url(text: str, shown: str) -> None:
+    """The answer goes through logs of proxies and clients that the request did not."""
+    assert PayloadError(text).text == shown
+
+
+def test_errors_that_repeat_a_long_text_take_no_time() -> None:
+    """On the event loop: what a client sent may be of megabytes."""
+    began = time.process_time()
+    assert len(PayloadError("://" * 1_000_000).text) > 2_000_000
+    assert time.process_time() - began < 0.5

@@ -46,6 +46,7 @@ from lmi_vllm.errors import (
     LmiError,
     RequestError,
 )
+from lmi_vllm.masked_urls import mask_answer
 from lmi_vllm.messages import (
     AdapterRef,
     HttpCall,
@@ -264,6 +265,9 @@ class Bridge:
         if reply.status >= HTTPStatus.INTERNAL_SERVER_ERROR and self._llm.errored:
             await exchange.aclose()
             raise EngineDeadError
+        if reply.status >= HTTPStatus.BAD_REQUEST and reply.stream is None:
+            shown = mask_answer(reply.body.decode(errors="replace")).encode()
+            return reply if shown == reply.body else replace(reply, body=shown)
         return reply
 
     def with_own_name(self, reply: OpenAIReply, adapter: AdapterRef | None) -> OpenAIReply:

@@ -14,6 +14,7 @@ from lmi_vllm.errors import BadParameterError, ResourceNotFoundError
 from lmi_vllm.extras.management.requests import given_arguments, page_answer
 from lmi_vllm.inference.context import ADAPTER_ALIAS_HEADER
 from lmi_vllm.inference.service import InferenceService
+from lmi_vllm.masked_urls import mask_urls
 from lmi_vllm.web.inference_routes import READ_METHODS, json_answer
 from lmi_vllm.web.request import OPTIONS, SERVICE, RouteGroup, Routes, check_method
 
@@ -162,4 +163,5 @@ def _alias(request: web.Request) -> str | None:
 
 def _shown(adapter: Adapter) -> dict[str, Any]:
     shown = {name: getattr(adapter, name) for name in ADAPTER_FIELDS}
+    shown["src"] = mask_urls(adapter.src)
     return {**shown, "from_store": True} if adapter.is_from_store else shown

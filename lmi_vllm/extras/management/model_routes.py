@@ -21,6 +21,7 @@ from lmi_vllm.extras.management.requests import given_arguments, page_answer
 from lmi_vllm.extras.management.slot import NewModel
 from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.inference.service import InferenceService
+from lmi_vllm.masked_urls import mask_urls
 from lmi_vllm.messages import LOG_LEVELS
 from lmi_vllm.web.inference_routes import READ_METHODS, json_answer
 from lmi_vllm.web.request import (
@@ -75,9 +76,8 @@ async def models(request: web.Request) -> web.Response:
     found: list[dict[str, str]] = []
     if lifecycle.has_model:
         status = _SHOWN_STATES.get(lifecycle.state, "PENDING")
-        found.append(
-            {"modelName": lifecycle.model_name, "modelUrl": service.model_url, "status": status}
-        )
+        url = mask_urls(service.model_url)
+        found.append({"modelName": lifecycle.model_name, "modelUrl": url, "status": status})
     return page_answer("models", found, request.query)
 
 
@@ -130,7 +130,7 @@ def _description(service: InferenceService) -> dict[str, Any]:
     }
     return {
         "modelName": lifecycle.model_name,
-        "modelUrl": service.model_url,
+        "modelUrl": mask_urls(service.model_url),
         "batchSize": model.batch_size,
         "maxBatchDelayMillis": model.max_batch_delay,
         "maxIdleSeconds": model.max_idle_time,

@@ -13,6 +13,7 @@ from aiohttp.typedefs import Handler
 
 from lmi_vllm.errors import Dialect, ResourceNotFoundError
 from lmi_vllm.extras.tgi.answers import describe, is_tokenize_body, tokenize
+from lmi_vllm.masked_urls import mask_urls
 from lmi_vllm.messages import ServingProfile, TgiRoute
 from lmi_vllm.web.engine_routes import engine_route
 from lmi_vllm.web.inference_routes import (
@@ -80,7 +81,7 @@ async def info(request: web.Request) -> web.Response:
         return await not_found(request)
     check_method(request, READ_METHODS)
     service = request.app[SERVICE]
-    return json_answer(describe(service.model_url, service.runtime))
+    return json_answer(describe(mask_urls(service.model_url), service.runtime))
 
 
 def tokenize_handler() -> Handler:

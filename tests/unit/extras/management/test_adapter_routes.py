@@ -272,3 +272,17 @@ async def test_calls_before_the_engine_is_there_are_503(serve: ServeScripted) ->
     """Adapter calls wait for the engine, as requests do."""
     response = await (await serve(is_ready=False)).get("/adapters")
     assert (response.status, response.headers["Retry-After"]) == (503, "5")
+
+
+async def test_sources_are_shown_without_their_secrets(lora: TestClient) -> None:
+    """To every caller, and in the refusal of the one who sent them."""
+    src = "https%3A%2F%2Fme%3As3cret%40h%2Fa%3FX-Amz-Signature%3Ds3cret"
+    assert (await call(lora, "POST", f"/adapters?name=fr&src={src}"))[0] == 200
+    answers = [
+        await call(lora, "GET", "/adapters"),
+        await call(lora, "GET", "/adapters/fr"),
+        await call(lora, "GET", "/v1/models"),
+        await call(lora, "POST", f"/adapters/{src}/update"),
+    ]
+    assert "s3cret" not in str(answers)
+    assert "https://***@h/a?X-Amz-Signature=***" in str(answers)
