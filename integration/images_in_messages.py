@@ -6,7 +6,9 @@ import json
 import os
 import random
 import shutil
+import struct
 import threading
+import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -362,3 +364,36 @@ def test_a_private_address_is_fetched_where_allowed(
     url = process.url_when_ready()
     inline = _text(call(url, "/v1/chat/completions", _payload(_data_url(_picture(1)))))
     assert _text(call(url, "/v1/chat/completions", _payload(picture_url))) == inline
+
+
+def _huge_head() -> bytes:
+    """Return a PNG that says it has 2^40 pixels."""
+    head = b"IHDR" + struct.pack(">IIBBBBB", 1 << 20, 1 << 20, 8, 2, 0, 0, 0)
+    end = struct.pack(">I", zlib.crc32(head)) + b"\0\0\0\x0bIDAT" + bytes(15)
+    return b"\x89PNG\r\n\x1a\n\0\0\0\r" + head + end
+
+
+_PNG_HEAD = _huge_head()
+UNREADABLE = {
+    "a file": "file:///etc/hostname",
+    "no base64": "data:,x",
+    "no comma": "data:image/png;base64",
+    "another scheme": "gopher://h/x",
+    "a bad address": "http://[/x",
+    "a zero": "file:///\0",
+    "text": "data:image/png;base64," + base64.b64encode(b"text").decode(),
+    "cut": "data:image/png;base64," + base64.b64encode(_PNG_HEAD[:40]).decode(),
+    "a huge head": "data:image/png;base64," + base64.b64encode(_PNG_HEAD).decode(),
+    "damaged base64": "data:image/png;base64,AAA",
+    "nothing": "",
+}
+
+
+@pytest.mark.parametrize("url", UNREADABLE.values(), ids=UNREADABLE)
+def test_what_is_no_image_is_the_client_s_error(server: RunningServer, url: str) -> None:
+    """In the form of the route: some were 500 or 501."""
+    answers = [
+        call(server.url, path, _payload(url)) for path in ("/v1/chat/completions", "/invocations")
+    ]
+    assert [answer.status in (400, 422, 424) for answer in answers] == [True, True], answers
+    assert answers[0].json()["error"]["message"]
