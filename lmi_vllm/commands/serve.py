@@ -21,11 +21,12 @@ from lmi_vllm.config.setting import CommandLine
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.config.value_rules import log_level
 from lmi_vllm.engine.factory import EngineFactory
-from lmi_vllm.engine.vllm.processes import DROPPED_LINES_VARIABLE, end_children
+from lmi_vllm.engine.vllm.processes import DROPPED_LINES_VARIABLE
 from lmi_vllm.extension import extensions
 from lmi_vllm.messages import LOG_LEVELS
 from lmi_vllm.server.engines import check_engine_kind, engine_factory, engine_names
 from lmi_vllm.server.server import Server
+from lmi_vllm.signals import end_children
 from lmi_vllm.telemetry.log_format import Format, chosen_format, configure_logging
 from lmi_vllm.telemetry.log_handler import tell, told_lines, write_within
 from lmi_vllm.telemetry.metrics import DROPPED_LINES
@@ -84,8 +85,9 @@ async def _serve_until_stopped(
     """Serve until a signal, or run an extra's replacement; return exit code and reason."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # below nohup
+            loop.add_signal_handler(number, stop.set)
     own = configuration.translator.engines
     factory = engine_factory(engine_kind, environ, os.environ, _log_format(settings), own)
     for select in extensions(lambda extra: extra.run_modes):

@@ -10,7 +10,7 @@ import pytest
 import lmi_vllm
 
 PACKAGE = Path(lmi_vllm.__file__).parent
-SHARED = r"(errors|masked_urls|messages|hooks|multipart|_version|extension|clock|slot)\.\w+"
+SHARED = r"(errors|masked_urls|messages|hooks|multipart|_version|extension|clock|slot|signals)\.\w+"
 DEMO = r"demo\.DEMO_MODEL_DIR"
 ENGINE = r"engine\.base\..*"
 # Room -> what of ours it may import besides itself (pattern over the dotted name below lmi_vllm).
@@ -32,6 +32,7 @@ PACKAGES = {
     r"|server\.context\.(ServerLifespan|MakeProcesses)",
     "clock": r"",
     "slot": r"",
+    "signals": r"",  # imported before everything else
     "demo": r"",
     "telemetry": SHARED,
     "sources": SHARED,
@@ -51,7 +52,7 @@ PACKAGES = {
     "cli": rf"{SHARED}|assembly\.\w+|translate\.configuration\.Configuration"
     r"|extras\.\w+\.command",  # verbs are imported by name
     "assembly": rf"{SHARED}|(config|translate|extras)\..*",
-    "__main__": r"cli\.main",
+    "__main__": r"cli\.main|signals\.\w+",
     "__init__": r".*",  # the public names, imported when used
 }
 AWS = r"extras/object_stores/\w+\.py|extras/bench/sagemaker_client\.py"

@@ -128,15 +128,6 @@ def end_with_parent(parent_pid: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def end_children() -> None:
-    """Kill every process that this one started (Linux); their children follow."""
-    for listing in Path("/proc/self/task").glob("*/children"):
-        with contextlib.suppress(OSError):  # the thread has just ended
-            for pid in map(int, listing.read_text(encoding="ascii").split()):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-
-
 def close_internet_sockets() -> None:
     """Close every inherited TCP and UDP socket: our listener and our clients' connections.
 

@@ -4,12 +4,18 @@ The command replaces this process, so it gets the signals and its exit code is t
 `health` requests /ping of the server of the same environment, for Docker's HEALTHCHECK.
 """
 
-import http.client
 import os
+import sys
+
+from lmi_vllm.signals import end_on_signals
+
+if __name__ == "__main__":
+    end_on_signals(is_serving=len(sys.argv) == 1 or sys.argv[1] == "serve")
+
+import http.client
 import re
 import socket
 import ssl
-import sys
 from collections.abc import Mapping
 from http import HTTPStatus
 from pathlib import Path

@@ -16,10 +16,10 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from lmi_vllm.config.settings import Settings
-from lmi_vllm.engine.vllm.processes import end_children
 from lmi_vllm.errors import ConfigurationError
 from lmi_vllm.extras.nodes.cluster import MASTER_PORT, cluster_exports, node_rank
 from lmi_vllm.messages import EngineArguments, ModelArtifacts
+from lmi_vllm.signals import end_children
 
 logger = logging.getLogger(__name__)
 
