@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 POLL_SECONDS = 0.4
 RATE_WINDOW_SECONDS = 10.0
 RETRY_PAUSES_SECONDS: Final = (0.5, 2.0)
+MOST_PATIENCE_SECONDS: Final = 300.0  # with what a source asks to wait (Retry-After)
 _Result = TypeVar("_Result")
 
 
@@ -131,8 +132,11 @@ def with_retries(source: str, transfer: Callable[[int], _Result]) -> _Result:
                     f"fetching {source} was interrupted {attempt + 1} times, last: {error}. Check "
                     "the network and start again: what has arrived is kept"
                 ) from error
-            logger.warning("Fetching %s was interrupted (%s): trying again", source, error)
-            time.sleep(pause)
+            wait = max(pause, min(error.retry_after_seconds, MOST_PATIENCE_SECONDS))
+            logger.warning(
+                "Fetching %s was interrupted (%s): trying again in %g s", source, error, wait
+            )
+            time.sleep(wait)
     raise AssertionError("the last attempt returns or raises")
 
 

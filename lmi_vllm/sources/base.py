@@ -9,7 +9,18 @@ from lmi_vllm.errors import DownloadError
 
 
 class InterruptedTransferError(Exception):
-    """A transfer was interrupted and can be retried; its text holds no secret."""
+    """A transfer was interrupted and can be retried; its text holds no secret.
+
+    `retry_after_seconds` is how long the source asks to wait first.
+    """
+
+    def __init__(self, text: str = "", retry_after_seconds: float = 0.0) -> None:
+        super().__init__(text)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class RefusedAccessError(DownloadError):
+    """The source answers, and refuses access; a copy that was fetched before may be used."""
 
 
 class UnreachableError(Exception):

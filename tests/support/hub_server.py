@@ -55,6 +55,7 @@ class HubServer:
     cuts_left: int = 0  # so many transfers of large files break off halfway
     failures_left: int = 0  # so many transfers of large files answer 500
     refusal: tuple[int, dict[str, str]] | None = None  # status and headers of every answer
+    refusals_left: int | None = None  # so many of these; None: all
     chunk_pause: threading.Event | None = None  # large files stop halfway until it is set
 
     def paths(self, method: str) -> list[str]:
@@ -104,7 +105,11 @@ class _Handler(BaseHTTPRequestHandler):
         path, _, self.query = self.path.partition("?")
         self.hub.requests.append((self.command, path))
         self.hub.authorizations.append(self.headers.get("authorization", ""))
+        if self.hub.refusals_left == 0:
+            self.hub.refusal = None
         if self.hub.refusal is not None:
+            if self.hub.refusals_left is not None:
+                self.hub.refusals_left -= 1
             self._send(self.hub.refusal[0], b"", self.hub.refusal[1])
         elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/tree/([^/]+)/?", path):
             self._tree(*match.groups())

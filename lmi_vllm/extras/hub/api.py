@@ -7,11 +7,11 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
-from lmi_vllm.errors import DownloadError
+from lmi_vllm.errors import DownloadError, MissingRepositoryError
 from lmi_vllm.extras.hub.errors import hiding_signed_urls, translating
 from lmi_vllm.extras.hub.location import HubRepository
 from lmi_vllm.extras.transfer import with_retries
-from lmi_vllm.sources.base import UnreachableError
+from lmi_vllm.sources.base import InterruptedTransferError, RefusedAccessError, UnreachableError
 
 if TYPE_CHECKING:
     from huggingface_hub import ModelInfo
@@ -54,11 +54,26 @@ def read_hub_text(source: HubRepository, name: str) -> str | None:
                 content = _content(answer, f"{name} of {source.label}", TEXT_BYTES)
                 return content.decode("utf-8", "replace")
 
-    with hiding_signed_urls():
+    def ask_or_cached(attempt: int) -> str | None:
         try:
-            return with_retries(source.label, ask)
+            return ask(attempt)
         except UnreachableError as error:
             return _cached_text(source, name, f"{source.endpoint}: {error}")
+        except (InterruptedTransferError, RefusedAccessError, MissingRepositoryError) as error:
+            try:
+                return _cached_text(source, name, str(error))
+            except DownloadError:
+                raise error from None
+
+    with hiding_signed_urls():
+        return with_retries(source.label, ask_or_cached)
+
+
+def has_no_answer(error: DownloadError) -> bool:
+    """Whether the hub refuses access, or is overloaded: a copy that is there may be used."""
+    return isinstance(error, (RefusedAccessError, MissingRepositoryError)) or isinstance(
+        error.__cause__, InterruptedTransferError
+    )
 
 
 def _cached_text(source: HubRepository, name: str, reason: str) -> str | None:

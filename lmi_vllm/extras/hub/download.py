@@ -5,6 +5,7 @@ totals of the progress. The library fetches each file under a temporary name and
 what an interrupted run has completed is used by the next one.
 """
 
+import contextlib
 import glob
 import json
 import logging
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from lmi_vllm.errors import DownloadError
+from lmi_vllm.errors import DownloadError, MissingRepositoryError
 from lmi_vllm.extras.hub.api import model_info
 from lmi_vllm.extras.hub.errors import hiding_signed_urls, translating
 from lmi_vllm.extras.hub.files import FileSelection, needs_weights, select_files
@@ -32,6 +33,7 @@ from lmi_vllm.sources.base import (
     FetchRequest,
     InterruptedTransferError,
     ProgressSink,
+    RefusedAccessError,
     UnreachableError,
 )
 from lmi_vllm.sources.disk import reporting_full_disk, require_space
@@ -66,15 +68,9 @@ def fetch_from_hub(source: HubRepository, request: FetchRequest) -> Path:
     if source.is_offline:
         return _cached_snapshot(source, select, "HF_HUB_OFFLINE is set")
     with hiding_signed_urls():
-        try:
-            listing = with_retries(
-                source.label, lambda _: _list_files(source, select, request.load_format)
-            )
-        except UnreachableError as error:
-            snapshot = _cached_snapshot(source, select, f"{source.endpoint}: {error}")
-            logger.warning("%s is unreachable: using the cached copy of %s", source.endpoint,
-                           source.label)  # fmt: skip
-            return snapshot
+        listing = _listing_or_copy(source, select, request.load_format)
+        if isinstance(listing, Path):
+            return listing
         try:
             if request.limits is not None:
                 sizes = listing.sizes
@@ -84,6 +80,50 @@ def fetch_from_hub(source: HubRepository, request: FetchRequest) -> Path:
             raise DownloadError(
                 f"{source.label} cannot be stored in {source.cache}: {error}"
             ) from error
+
+
+def _listing_or_copy(
+    source: HubRepository, select: _Select, load_format: str | None
+) -> "_Listing | Path":
+    """Return the files to fetch, or the complete copy in the cache if the hub gives no list.
+
+    The hub may be away, overloaded or refuse the token: what was fetched before is served then.
+
+    Raises:
+        DownloadError: the hub refused, or does not answer, and no complete copy is cached.
+    """
+
+    def ask(_: int) -> _Listing | Path:
+        try:
+            return _list_files(source, select, load_format)
+        except (
+            UnreachableError,
+            InterruptedTransferError,
+            RefusedAccessError,
+            MissingRepositoryError,  # it was there: or the token that may read it is gone
+        ) as error:
+            with contextlib.suppress(DownloadError):
+                snapshot = _cached_snapshot(source, select, "")
+                logger.warning(
+                    "%s gives no list of files (%s): using the cached copy of %s",
+                    source.endpoint,
+                    error,
+                    source.label,
+                )
+                return snapshot
+            if isinstance(error, UnreachableError):  # the network may not be there yet
+                raise InterruptedTransferError(f"{source.endpoint}: {error}") from error
+            raise
+
+    try:
+        return with_retries(source.label, ask)
+    except DownloadError as error:
+        interrupted = error.__cause__
+        if isinstance(interrupted, InterruptedTransferError) and isinstance(
+            interrupted.__cause__, UnreachableError
+        ):
+            return _cached_snapshot(source, select, str(interrupted))  # says what is missing
+        raise
 
 
 def _list_files(source: HubRepository, select: _Select, load_format: str | None) -> _Listing:

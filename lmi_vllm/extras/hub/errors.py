@@ -1,14 +1,16 @@
 """Translates huggingface_hub's exceptions, and removes signed URLs from its log lines."""
 
 import logging
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
+from email.utils import parsedate_to_datetime
+from typing import Any, Final
 
 from lmi_vllm.errors import DownloadError, MissingRepositoryError
 from lmi_vllm.extras.hub.location import HubRepository
 from lmi_vllm.extras.transfer import without_secrets
-from lmi_vllm.sources.base import InterruptedTransferError, UnreachableError
+from lmi_vllm.sources.base import InterruptedTransferError, RefusedAccessError, UnreachableError
 
 _CHATTY_LOGGERS: Final = (
     "huggingface_hub.file_download",
@@ -65,7 +67,7 @@ def _of_answer(source: HubRepository, error: Exception) -> Exception:
     response = getattr(error, "response", None)
     status = int(getattr(response, "status_code", 0))
     if isinstance(error, GatedRepoError):
-        return DownloadError(_gated_text(source))
+        return RefusedAccessError(_gated_text(source))
     if isinstance(error, RevisionNotFoundError):
         return DownloadError(
             f"{source.label}: the repository exists but has no such branch, tag or commit: "
@@ -74,13 +76,26 @@ def _of_answer(source: HubRepository, error: Exception) -> Exception:
     if _is_missing(source, error, status):
         return MissingRepositoryError(_missing_text(source))
     if status in _FORBIDDEN:
-        return DownloadError(
+        return RefusedAccessError(
             f"{source.label}: {source.endpoint} refused access with status {status}: check that "
             "HF_TOKEN is valid and may read this repository"
         )
     if status >= _FIRST_SERVER_FAULT or status in _RETRIED_STATUSES:
-        return InterruptedTransferError(f"{source.endpoint} answered with status {status}")
+        return InterruptedTransferError(
+            f"{source.endpoint} answered with status {status}", _retry_after(response)
+        )
     return DownloadError(f"{source.label}: {source.endpoint} answered with status {status}")
+
+
+def _retry_after(response: Any) -> float:
+    """Return how long an answer asks to wait: seconds, or until a date (RFC 9110, 10.2.3)."""
+    text = response.headers.get("Retry-After", "")
+    if text.isascii() and text.isdigit():
+        return float(text)
+    try:
+        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
+    except ValueError:
+        return 0.0
 
 
 def _is_missing(source: HubRepository, error: Exception, status: int) -> bool:

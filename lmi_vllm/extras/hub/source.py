@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from lmi_vllm.errors import DownloadError
-from lmi_vllm.extras.hub.api import commit_of, model_info, read_hub_text
+from lmi_vllm.extras.hub.api import commit_of, has_no_answer, model_info, read_hub_text
 from lmi_vllm.extras.hub.download import fetch_from_hub
 from lmi_vllm.extras.hub.location import HubRepository, hub_repository
 from lmi_vllm.extras.transfer import (
@@ -69,10 +69,14 @@ def _fetch_to(source: HubRepository, request: FetchRequest, target: Path) -> Non
     present = read_manifest(target)
     try:
         commit = "" if source.is_offline else commit_of(source)
-    except UnreachableError as error:
+    except (UnreachableError, DownloadError) as error:
+        if isinstance(error, DownloadError) and not has_no_answer(error):
+            raise
         if present and present.source.startswith(f"{source.repository}@"):
             logger.warning("%s: %s: keeping what is there", source.endpoint, error)
             return
+        if isinstance(error, DownloadError):
+            raise
         raise DownloadError(f"{source.label} cannot be fetched: {error}") from error
     wanted = f"{source.repository}@{commit}"
     if present and present.source == wanted and present.is_on_disk(target):

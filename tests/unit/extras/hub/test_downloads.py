@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -194,6 +195,49 @@ def test_unreachable_hub_falls_back_to_cache(
     assert "using the cached copy" in caplog.text
     with pytest.raises(DownloadError, match=r"cannot be fetched \(http://127\.0\.0\.1:9: "):
         fetch_model("acme/else", environ=nowhere)
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 429, 500, 503])
+def test_hub_that_refuses_falls_back_to_a_complete_cache(
+    hub: HubServer, environ: dict[str, str], caplog: pytest.LogCaptureFixture, status: int
+) -> None:
+    """An overloaded hub, or a token that has expired, does not keep a cached model from serving."""
+    before = fetch_model("acme/tiny", environ=environ)
+    hub.refusal = (status, {"Retry-After": "100"})
+    began = time.monotonic()
+    assert fetch_model("acme/tiny", environ=environ) == before
+    repository = hub_repository("acme/tiny", None, environ, None)
+    if status != 404:  # there is no such file
+        assert read_hub_text(repository, "config.json") == "{}"
+    assert time.monotonic() - began < 30
+    assert "using the cached copy of hub model acme/tiny" in caplog.text
+    (before / "model.safetensors").unlink()
+    hub.refusal = (status, {})
+    with pytest.raises(DownloadError, match=f"{status}|not found"):
+        fetch_model("acme/tiny", environ=environ)
+
+
+def test_retry_after_is_waited_for(
+    hub: HubServer, environ: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of a 429 without a cached copy: as long as it says, and no longer than minutes."""
+    hub.refusal, hub.refusals_left = (429, {"Retry-After": "3"}), 1
+    began = time.monotonic()
+    assert names_in(fetch_model("acme/tiny", environ=environ)) >= {"model.safetensors"}
+    assert time.monotonic() - began >= 3
+    assert "status 429): trying again in 3 s" in caplog.text
+
+
+def test_refused_connection_is_tried_again(
+    hub: HubServer, environ: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A container's network may come after the container."""
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        port = unused.getsockname()[1]
+    environ["HF_ENDPOINT"] = f"http://127.0.0.1:{port}"
+    with pytest.raises(DownloadError, match="and is not in the cache"):
+        fetch_model("acme/tiny", environ=environ)
+    assert caplog.text.count("trying again") == 2
 
 
 def test_cut_transfer_resumes(hub: HubServer, environ: dict[str, str]) -> None:
