@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from typing import Final
 
+from lmi_vllm.checks.families import in_common_names
 from lmi_vllm.config.vllm_schema import installed_release, load_release
 
 _EXPERT_COUNTS: Final = (
@@ -47,9 +48,9 @@ def _method(quantization: Mapping[str, object]) -> object:
 
 
 def text_part(config: Mapping[str, object]) -> Mapping[str, object]:
-    """`config` with the fields of its text part."""
+    """`config` with the fields of its text part, its numbers under the common names."""
     text = config.get("text_config")
-    return {**config, **text} if isinstance(text, dict) else config
+    return in_common_names({**config, **text} if isinstance(text, dict) else config)
 
 
 def number_of(body: Mapping[str, object], *keys: str) -> int | None:

@@ -4,18 +4,22 @@ Only files of a few kilobytes are read; no weight is ever fetched here.
 """
 
 import json
+import logging
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from lmi_vllm.checks.safetensors_header import DamagedFileError, read_tensors
 from lmi_vllm.config.secrets import mask_urls
 from lmi_vllm.errors import DownloadError
 from lmi_vllm.messages import ModelArtifacts
 from lmi_vllm.sources.archives import is_archive
 from lmi_vllm.sources.local import is_directory
 from lmi_vllm.sources.table import Sources
+
+logger = logging.getLogger(__name__)
 
 _WEIGHT_PATTERNS: Final = ("*.safetensors", "*.bin", "*.pt")
 # For all reads of one model: an unreachable hub must not delay `explain` or a start.
@@ -78,7 +82,9 @@ def read_directory(directory: Path) -> ModelFiles:
         lambda name: (directory / name).read_text("utf-8") if (directory / name).is_file() else None
     )
     for pattern in _WEIGHT_PATTERNS:
-        size = sum(path.stat().st_size for path in directory.glob(pattern))
+        found = list(directory.glob(pattern))
+        plain = [path for path in found if not path.name.startswith("consolidated")]
+        size = sum(path.stat().st_size for path in plain or found)  # Mistral's layout has them, too
         if size:
             return ModelFiles(files.config, size, files.problem)
     return files
@@ -104,3 +110,16 @@ def _indexed_size(index: str | None) -> int | None:
     metadata = json.loads(index).get("metadata", {}) if index else {}
     size = metadata.get("total_size")
     return int(size) if isinstance(size, int | float) else None
+
+
+def tensor_names(directory: Path) -> frozenset[str]:
+    """The names of the weights in a local model's safetensors; empty where they are not known."""
+    try:
+        index = directory / "model.safetensors.index.json"
+        if index.is_file():
+            return frozenset(json.loads(index.read_text("utf-8"))["weight_map"])
+        files = list(directory.glob("*.safetensors"))
+        return frozenset(name for file in files for name in read_tensors(file))
+    except (DamagedFileError, OSError, ValueError, KeyError, TypeError) as error:
+        logger.debug("no names of weights in %s: %s", directory, error)
+        return frozenset()

@@ -5,14 +5,24 @@ from pathlib import Path
 from typing import Final
 
 from lmi_vllm.checks.model import text_part
+from lmi_vllm.checks.model_config import tensor_names
+from lmi_vllm.config.secrets import mask_urls
+from lmi_vllm.config.vllm_schema import load_release
 from lmi_vllm.messages import Origin, OriginKind
-from lmi_vllm.sources.local import is_directory
+from lmi_vllm.sources.local import is_directory, is_file
 from lmi_vllm.translate.draft import ArgumentDraft, Rule
 
 # Tokenizers that Transformers reads, and those that only mistral_common does.
 _TRANSFORMERS: Final = ("tokenizer.json", "tokenizer.model")
 _NOMIC_LENGTH: Final = 2048  # vLLM's, where config.json says none (models/config.py)
 _MISTRAL: Final = ("tekken.json", "tokenizer.model.v*")
+# Parts of the names of weights that turn a state into scores.
+_HEADS: Final = frozenset(
+    ("classification_head", "classifier", "regression_head", "reward_head", "score", "v_head")
+)
+# In config.json: the scores are those of words (Qwen3-Reranker), so the head is the model's own.
+_HEAD_FROM_TOKENS: Final = ("classifier_from_token", "is_original_qwen3_reranker")
+_READ: Final = frozenset((".safetensors", ".bin", ".pt"))
 
 
 def mistral_tokenizer(folder: Path) -> str:
@@ -89,4 +99,39 @@ def _refuse_short(draft: ArgumentDraft, body: Mapping[str, object]) -> None:
         )
 
 
-CHECKPOINT_RULES: Final[tuple[Rule, ...]] = (tokenizer_mode, length)
+def head(draft: ArgumentDraft) -> None:
+    """Refuse to classify or rank without a head: vLLM would score with random numbers."""
+    folder = draft.values.get("model")
+    if draft.values.get("convert") != "classify" or not isinstance(folder, str):
+        return
+    overrides = draft.values.get("hf_overrides")
+    stated = {**text_part(draft.config), **(overrides if isinstance(overrides, Mapping) else {})}
+    is_named = any("Classification" in name or "Reward" in name for name in draft.architectures)
+    if is_named or not is_directory(folder) or any(stated.get(name) for name in _HEAD_FROM_TOKENS):
+        return
+    names = tensor_names(Path(folder))
+    if names and not any(_HEADS.intersection(name.split(".")) for name in names):
+        draft.fail(
+            f"{draft.label('convert')}: the model has no head that classifies or ranks, so its "
+            f"scores would be random: no weight is named {', '.join(sorted(_HEADS))}. Name a "
+            f"classifier or a cross-encoder; for vectors use option.task=text-embedding"
+        )
+
+
+def weights(draft: ArgumentDraft) -> None:
+    """Refuse a model in GGUF alone before vLLM looks for its weights."""
+    release, model = load_release(), draft.values.get("model")
+    if "gguf" in release.quantization_methods or not isinstance(model, str):
+        return
+    path = Path(model)
+    files = [path] if is_file(path) else [*path.iterdir()] if is_directory(path) else []
+    endings = {file.suffix for file in files}
+    if ".gguf" in endings and not endings.intersection(_READ):
+        draft.fail(
+            f"{draft.label('model')}: {mask_urls(model)} has weights in GGUF only, which vLLM "
+            f"{release.release} does not read; use the model's safetensors (where memory is short "
+            f"with option.quantize=fp8), or a checkpoint quantized with awq or gptq"
+        )
+
+
+CHECKPOINT_RULES: Final[tuple[Rule, ...]] = (tokenizer_mode, length, head, weights)

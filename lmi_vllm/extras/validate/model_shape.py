@@ -20,7 +20,10 @@ _LENGTH_KEYS: Final = (
     "max_target_positions",
 )  # fmt: skip
 # Rope kinds whose max_position_embeddings already is the scaled length (vLLM's rule).
-_UNSCALED_ROPE: Final = ("default", "llama3", "su", "longrope", "mrope", "proportional")
+_UNSCALED_ROPE: Final = (
+    "deepseek_llama_scaling", "deepseek_yarn", "default", "llama3", "longrope", "mrope",
+    "proportional", "su", "yarn",
+)  # fmt: skip
 _BYTES: Final[Mapping[str, float]] = MappingProxyType(
     {
         "float32": 4, "float16": 2, "bfloat16": 2, "half": 2, "float": 4, "fp8": 1, "auto": 2,
@@ -99,9 +102,7 @@ def _longest(body: Mapping[str, object]) -> int | None:
     factor = rope.get("factor")
     if kind in _UNSCALED_ROPE or not isinstance(factor, int | float):
         return min(lengths)
-    original = rope.get("original_max_position_embeddings")
-    base = original if kind == "yarn" and isinstance(original, int) else min(lengths)
-    return int(base * factor)
+    return int(min(lengths) * factor)
 
 
 def bytes_per_value(dtype: str) -> float:

@@ -19,9 +19,12 @@ _TIED: Final = (
     "bloom", "cohere", "cohere2", "falcon", "gemma", "gemma2", "gemma3", "gemma3_text", "gpt2",
     "gpt_bigcode", "mpt", "opt",
 )  # fmt: skip
-# Mixture-of-experts families with the layers counted here; Llama 4, Jamba and DBRX differ.
+# Families with learned positions: a table of them, and of OPT's two rows more.
+_LEARNED: Final = ("gpt2", "gpt_bigcode", "opt")
+# Mixture-of-experts families with the layers counted here; Jamba's differ.
 _COUNTED_MIXTURES: Final = (
-    "deepseek_v2", "deepseek_v3", "gpt_oss", "mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe",
+    "dbrx", "deepseek_v2", "deepseek_v3", "gpt_oss", "llama4", "llama4_text", "mixtral", "olmoe",
+    "phimoe", "qwen2_moe", "qwen3_moe",
 )  # fmt: skip
 _EXPERTS: Final = ("num_local_experts", "num_experts", "n_routed_experts")
 _MXFP4_BITS: Final = 4.25  # 4 bits, and one scale of 8 bits for 32 numbers
@@ -111,6 +114,8 @@ def count_weights(config: Mapping[str, object]) -> Weights | None:
         return None
     vocabulary = number_of(body, "vocab_size") or 0
     tables = 1 if body.get("tie_word_embeddings", family in _TIED) else 2
+    if family in _LEARNED:
+        vocabulary += number_of(body, "max_position_embeddings", "n_positions") or 0
     plain = tables * vocabulary * hidden + _routers(body, hidden, layers) + _vision(config)
     return Weights((*attention, *mlp), plain, _stored(body))
 

@@ -107,3 +107,56 @@ def test_nomic_is_not_served_below_its_trained_length(
     assert (
         bool([text for text in errors if "max_model_len" in text and "2048" in text]) == is_refused
     )
+
+
+def weights(folder: Path, *names: str) -> None:
+    """Write a safetensors file with tensors of these names."""
+    header = {
+        name: {"dtype": "U8", "shape": [1], "data_offsets": [place, place + 1]}
+        for place, name in enumerate(names)
+    }
+    text = json.dumps(header).encode()
+    content = len(text).to_bytes(8, "little") + text + bytes(len(names))
+    (folder / "model.safetensors").write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("names", "config", "is_refused"),
+    [
+        (("model.norm.weight", "lm_head.weight"), PLAIN, True),
+        (("encoder.layer.0.weight", "pooler.dense.weight"), {"architectures": ["BertModel"]}, True),
+        (("model.norm.weight", "score.weight"), PLAIN, False),
+        (("roberta.x.weight", "classifier.out_proj.weight"), {"architectures": ["X"]}, False),
+        (("model.norm.weight",), PLAIN | {"is_original_qwen3_reranker": True}, False),
+        (("encoder.weight",), {"architectures": ["BertForSequenceClassification"]}, False),
+        ((), PLAIN, False),
+    ],
+)
+def test_no_scores_are_invented(
+    tmp_path: Path, names: tuple[str, ...], config: Mapping[str, object], *, is_refused: bool
+) -> None:
+    """A head that is not among the weights would be random."""
+    if names:
+        weights(tmp_path, *names)
+    errors = translated(tmp_path, config, task="classify").errors
+    assert bool([text for text in errors if "no head" in text]) == is_refused
+
+
+def test_reranking_on_a_model_that_embeds_is_one_plain_sentence(tmp_path: Path) -> None:
+    """It names the option that asked for it."""
+    weights(tmp_path, "encoder.layer.0.weight")
+    properties = tmp_path / "serving.properties"
+    properties.write_text("engine=Rust\nreranking=true\n", encoding="utf-8")
+    (tmp_path / "config.json").write_text('{"architectures": ["BertModel"]}', encoding="utf-8")
+    environ = {"SERVING_MODEL_STORE": str(tmp_path), "HF_MODEL_ID": str(tmp_path)}
+    errors = translate_start(load_settings(environ), environ, Devices()).errors
+    assert [text for text in errors if "serving.properties line 2" in text and "no head" in text]
+
+
+def test_gguf_alone_is_refused(tmp_path: Path) -> None:
+    """VLLM would say so after it was imported, and not what to do."""
+    (tmp_path / "model.Q4_K_M.gguf").touch()
+    (error,) = (text for text in translated(tmp_path, PLAIN).errors if "GGUF" in text)
+    assert "HF_MODEL_ID" in error
+    weights(tmp_path, "model.norm.weight")
+    assert not [text for text in translated(tmp_path, PLAIN).errors if "GGUF" in text]

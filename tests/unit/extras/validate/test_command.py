@@ -89,8 +89,7 @@ FINE = (
     ({"architectures": ["Own"], "auto_map": {}}, {"trust_remote_code": "true"}, 1),
     ({"quantization_config": {"quant_method": "awq"}}, {"quantize": "awq_marlin"}, 1),
     ({}, {"quantize": "fp8"}, 1),
-    ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0,
-                       "original_max_position_embeddings": 65536}}, {"max_model_len": "262144"}, 1),
+    ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, {"max_model_len": "262144"}, 1),
 )  # fmt: skip
 
 
