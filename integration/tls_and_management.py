@@ -14,10 +14,11 @@ import pytest
 
 from integration.client import call
 from integration.conftest import ServerProcess, StartServer
+from lmi_vllm.assembly import create_app
 from lmi_vllm.inference.lifecycle import Lifecycle
 from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.inference.service import InferenceService
-from lmi_vllm.web.app import Routes, WebOptions, create_app
+from lmi_vllm.web.app import Routes, WebOptions
 from lmi_vllm.web.request import OPEN_PATHS
 from tests.support.certificates import CURVE, as_traditional, make_pair
 

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Final
 from lmi_vllm._version import __version__
 
 if TYPE_CHECKING:
-    from lmi_vllm.assembly import load_settings
+    from lmi_vllm.assembly import create_app, load_settings
     from lmi_vllm.config.settings import Settings
     from lmi_vllm.engine.base import Engine
     from lmi_vllm.errors import LmiError
     from lmi_vllm.inference.context import Runtime
     from lmi_vllm.inference.service import InferenceService
     from lmi_vllm.messages import ServingProfile
-    from lmi_vllm.web.app import WebOptions, create_app
+    from lmi_vllm.web.app import WebOptions
 
 __all__ = [
     "Engine",
@@ -42,7 +42,7 @@ _HOMES: Final = MappingProxyType(
         "ServingProfile": "lmi_vllm.messages",
         "Settings": "lmi_vllm.config.settings",
         "WebOptions": "lmi_vllm.web.app",
-        "create_app": "lmi_vllm.web.app",
+        "create_app": "lmi_vllm.assembly",
         "load_settings": "lmi_vllm.assembly",
     }
 )

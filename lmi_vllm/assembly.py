@@ -1,13 +1,14 @@
 """The composition root: builds the parts of a server out of rooms and features.
 
 Only this module and `cli.py` import features. A feature is a package in `extras/` with at most two
-entry points, of which `configure` adds to how settings are read and what they mean. It imports
-neither aiohttp nor vLLM, and what it adds when it is called.
+entry points. `configure` adds to how settings are read and what they mean, and imports neither
+aiohttp nor vLLM. `serve` adds to a server. Both import what they add when they are called.
 """
 
+import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from lmi_vllm.config.properties import PropertiesFile
 from lmi_vllm.config.setting import CommandLine
@@ -15,7 +16,10 @@ from lmi_vllm.config.settings import Settings
 from lmi_vllm.extras import (
     adapter_store,
     adapters_state,
+    api_docs,
     compile_cache,
+    console,
+    custom_code,
     deferred,
     error_rates,
     exporters,
@@ -23,22 +27,39 @@ from lmi_vllm.extras import (
     front_ends,
     guide_defaults,
     hub,
+    kserve,
     legacy_models,
     lmcache,
+    load_reports,
+    lora_series,
+    management,
     nodes,
     object_stores,
+    requirements,
     retired_options,
     root_path,
+    scripted,
     secure_mode,
     seq2seq,
     sessions,
     speculation,
+    start_summary,
     text_embedding,
+    tgi,
     tls,
     traces,
+    vllm_adapters,
     watchdogs,
 )
 from lmi_vllm.translate.configuration import Configuration, ConfigurationBuilder
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+    from lmi_vllm.inference.service import InferenceService
+    from lmi_vllm.server.builder import ServerBuilder
+    from lmi_vllm.server.parts import Assembled, ServerParts
+    from lmi_vllm.web.app import WebOptions
 
 
 class Configures(Protocol):
@@ -54,7 +75,7 @@ CONFIGURES: Final[tuple[Configures, ...]] = (
     # Where models and adapters come from.
     hub, object_stores,
     # What may refuse a start.
-    secure_mode, free_memory, tls,
+    secure_mode, free_memory, tls, custom_code,
     # The meaning of settings: names of other servers come before what they may stand for.
     retired_options, speculation, lmcache, nodes, guide_defaults,
     # Engines, and models that vLLM lacks: an architecture is mapped before an engine is chosen.
@@ -66,6 +87,31 @@ CONFIGURES: Final[tuple[Configures, ...]] = (
 )  # fmt: skip
 
 
+class Serves(Protocol):
+    """A feature that adds to a server."""
+
+    def serve(self, s: "ServerBuilder") -> None:
+        """Add to `s`."""
+
+
+# What comes first is asked first: its routes, request steps and hooks are before those of others.
+# Its lifespan begins first and ends last.
+SERVES: Final[tuple[Serves, ...]] = (
+    # Files of models, and what may refuse a start.
+    requirements, custom_code, speculation, lmcache, free_memory,
+    # Engines and processes.
+    seq2seq, scripted, compile_cache, front_ends, nodes,
+    # Adapters: a name is looked for in the store before it is shared with other replicas.
+    adapter_store, adapters_state, vllm_adapters, lora_series,
+    # Requests: one with a deferred answer has a session like any other; texts are embedded last.
+    deferred, sessions, text_embedding,
+    # Routes: those that `api_docs` describes are before it.
+    root_path, management, kserve, tgi, api_docs, console,
+    # What watches and reports; traces are sent off once sessions have been copied.
+    error_rates, watchdogs, exporters, load_reports, start_summary, traces,
+)  # fmt: skip
+
+
 @functools.cache
 def configuration() -> Configuration:
     """Return how settings are read and what they mean; it does not change."""
@@ -73,6 +119,35 @@ def configuration() -> Configuration:
     for feature in CONFIGURES:
         feature.configure(builder)
     return builder.build()
+
+
+@functools.cache
+def server_parts() -> "ServerParts":
+    """Return what features add to a server; it does not change."""
+    from lmi_vllm.server.builder import ServerBuilder
+
+    builder = ServerBuilder()
+    for feature in SERVES:
+        feature.serve(builder)
+    return builder.build()
+
+
+def assembled() -> "Assembled":
+    """Return what a server is made of."""
+    from lmi_vllm.server.parts import Assembled
+
+    return Assembled(configuration(), server_parts())
+
+
+def create_app(
+    service: "InferenceService", options: "WebOptions | None" = None
+) -> "web.Application":
+    """Return the application over `service`, with the routes of features."""
+    from lmi_vllm.web import app
+
+    options = options or app.WebOptions()
+    groups = (*server_parts().routes.groups, *options.groups)
+    return app.create_app(service, dataclasses.replace(options, groups=groups))
 
 
 def load_settings(
@@ -86,7 +161,7 @@ def load_settings(
 
 def variables_to_serve(environ: Mapping[str, str]) -> Mapping[str, str]:
     """Return the variables that must be set before `serve` imports a library that reads them."""
-    from lmi_vllm.extras.front_ends.settings import variables  # noqa: PLC0415 (only for `serve`)
-    from lmi_vllm.extras.hub.location import fast_transfer  # noqa: PLC0415 (as above)
+    from lmi_vllm.extras.front_ends.settings import variables
+    from lmi_vllm.extras.hub.location import fast_transfer
 
     return {**fast_transfer(environ), **variables(environ)}

@@ -16,6 +16,7 @@ from lmi_vllm._version import __version__
 from lmi_vllm.errors import LmiError
 
 if TYPE_CHECKING:
+    from lmi_vllm.server.parts import Assembled
     from lmi_vllm.translate.configuration import Configuration
 
 EXIT_FAILURE: Final = 1
@@ -73,7 +74,7 @@ def main(arguments: list[str] | None = None) -> None:
     parsed = _parse(words)
     run = importlib.import_module(VERBS[parsed.verb].module).run
     try:
-        code = run(parsed, MappingProxyType(dict(os.environ)), _configuration())
+        code = run(parsed, MappingProxyType(dict(os.environ)), _made_for(parsed.verb))
     except LmiError as error:
         fail(error.text)
     except KeyboardInterrupt:
@@ -103,15 +104,15 @@ def _parse(words: list[str]) -> argparse.Namespace:
         summary = verb.summary
         own = named.add_parser(name, help=summary, description=summary.capitalize() + ".")
         if name == chosen:
-            importlib.import_module(verb.module).add_arguments(own, _configuration())
+            importlib.import_module(verb.module).add_arguments(own, _made_for(name))
     return parser.parse_args(words)
 
 
-def _configuration() -> "Configuration":
-    """Return what verbs read settings with; imported late, for `--help` to be fast."""
-    from lmi_vllm.assembly import configuration
+def _made_for(verb: str) -> "Configuration | Assembled":
+    """Return what the verb gets; imported late, for `--help` to be fast."""
+    from lmi_vllm.assembly import assembled, configuration
 
-    return configuration()
+    return assembled() if verb == "serve" else configuration()
 
 
 def _set_variables() -> None:

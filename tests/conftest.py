@@ -11,6 +11,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from pytest_aiohttp import AiohttpClient
 
 from lmi_vllm.adapters.registry import AdapterRegistry
+from lmi_vllm.assembly import create_app
 from lmi_vllm.errors import DEFAULT_STATUSES, StatusTable
 from lmi_vllm.extras.scripted.engine import ScriptedEngine
 from lmi_vllm.inference.context import Runtime
@@ -19,7 +20,7 @@ from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import ServingProfile
 from lmi_vllm.server.code_start import SWITCHED_OFF, ModelCode
-from lmi_vllm.web.app import WebOptions, create_app
+from lmi_vllm.web.app import WebOptions
 from tests.support.scripted_application import DESCRIPTION, ScriptedApplication
 
 OUR_PREFIXES = ("OPTION_", "SERVING_", "LMI_", "SAGEMAKER_", "HF_", "DJL_", "SM_", "AWS_", "OTEL_")

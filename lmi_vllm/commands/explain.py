@@ -11,7 +11,6 @@ from lmi_vllm.config.listen import listener_errors
 from lmi_vllm.config.setting import CommandLine
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import ConfigurationError, StartupError
-from lmi_vllm.server.code_start import code_loader
 from lmi_vllm.translate.arguments import ModelReader, Translation
 from lmi_vllm.translate.configuration import Configuration
 from lmi_vllm.translate.devices import Devices, detect_devices
@@ -121,7 +120,7 @@ def translation_of(
     errors += listener_errors(settings, environ, configuration.make_tls)
     try:
         if translation.model is not None:
-            warnings += code_loader(settings).check(settings, translation.model)
+            warnings += configuration.check_code(settings, translation.model)
     except StartupError as error:
         errors.append(error.text)
     return replace(translation, warnings=tuple(warnings), errors=tuple(errors))

@@ -6,7 +6,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Mapping
 from functools import partial
 from typing import NoReturn
 
@@ -20,55 +20,44 @@ from lmi_vllm.config.secrets import mask_text, mask_urls
 from lmi_vllm.config.setting import CommandLine
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.config.value_rules import log_level
-from lmi_vllm.engine.factory import EngineFactory
 from lmi_vllm.engine.vllm.processes import DROPPED_LINES_VARIABLE
-from lmi_vllm.extension import extensions
 from lmi_vllm.messages import LOG_LEVELS
-from lmi_vllm.server.engines import check_engine_kind, engine_factory, engine_names
+from lmi_vllm.server.engines import check_engine_kind, engine_factory
+from lmi_vllm.server.parts import Assembled
 from lmi_vllm.server.server import Server
 from lmi_vllm.signals import end_children
 from lmi_vllm.telemetry.log_format import Format, chosen_format, configure_logging
 from lmi_vllm.telemetry.log_handler import tell, told_lines, write_within
 from lmi_vllm.telemetry.metrics import DROPPED_LINES
-from lmi_vllm.translate.configuration import Configuration
 
 logger = logging.getLogger(__name__)
 
-# Run by `serve` instead of the server; returns the exit code and the reason. It gets configuration,
-# settings, command line, environment variables, engine factory, `os.environ` and the stop event.
-RunMode = Callable[
-    [Configuration, Settings, CommandLine, Mapping[str, str], EngineFactory,
-     MutableMapping[str, str], asyncio.Event],
-    Awaitable[tuple[int, str]],
-]  # fmt: skip
 
-
-def add_arguments(parser: argparse.ArgumentParser, _: Configuration) -> None:
+def add_arguments(parser: argparse.ArgumentParser, assembled: Assembled) -> None:
     """Declare the flags of `serve`."""
     add_settings_arguments(parser)
     parser.add_argument(
         "--engine",
-        choices=engine_names(),
+        choices=assembled.parts.engines.names,
         default="vllm",
         help="scripted repeats the prompt: for trying the server without vLLM",
     )
 
 
 def run(
-    arguments: argparse.Namespace, environ: Mapping[str, str], configuration: Configuration
+    arguments: argparse.Namespace, environ: Mapping[str, str], assembled: Assembled
 ) -> NoReturn:
     """Serve until stopped; never returns: see `end_process`."""
     typed = command_line_of(arguments)
-    settings = valid_settings(
-        typed, environ, configuration
-    )  # else the process ends before the port opens
+    # Else the process ends before the port opens.
+    settings = valid_settings(typed, environ, assembled.configuration)
     configure_server_logging(settings, environ)
     for warning in raise_open_files(settings.server.job_queue_size):
         logger.warning("%s", warning)
     check_engine_kind(settings, arguments.engine)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         code, reason = runner.run(
-            _serve_until_stopped(settings, typed, environ, arguments.engine, configuration)
+            _serve_until_stopped(settings, typed, environ, arguments.engine, assembled)
         )
         end_process(
             code, f"lmi-vllm: error: {mask_text('', ' '.join(reason.split()))}" * bool(reason)
@@ -80,7 +69,7 @@ async def _serve_until_stopped(
     typed: CommandLine,
     environ: Mapping[str, str],
     engine_kind: str,
-    configuration: Configuration,
+    assembled: Assembled,
 ) -> tuple[int, str]:
     """Serve until a signal, or run an extra's replacement; return exit code and reason."""
     stop = asyncio.Event()
@@ -88,14 +77,12 @@ async def _serve_until_stopped(
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # below nohup
             loop.add_signal_handler(number, stop.set)
-    own = configuration.translator.engines
-    factory = engine_factory(engine_kind, environ, os.environ, _log_format(settings), own)
-    for select in extensions(lambda extra: extra.run_modes):
+    own, choices = assembled.configuration.translator.engines, assembled.parts.engines
+    factory = engine_factory(engine_kind, environ, os.environ, _log_format(settings), own, choices)
+    for select in assembled.parts.run_modes:
         if (run_mode := select(settings)) is not None:
-            return await run_mode(
-                configuration, settings, typed, environ, factory, os.environ, stop
-            )
-    server = Server(configuration, settings, typed, environ, factory, os.environ)
+            return await run_mode(assembled, settings, typed, environ, factory, os.environ, stop)
+    server = Server(assembled, settings, typed, environ, factory, os.environ)
     return await server.run(stop)
 
 

@@ -1,7 +1,7 @@
 """The protocol of loaders of users' code, and the loader that only warns of such code."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
@@ -10,7 +10,6 @@ from lmi_vllm.adapters.source import CODE_FILE, CUSTOM_CODE
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import StartupError
-from lmi_vllm.extension import extension
 from lmi_vllm.hooks import NO_HOOKS, Hooks
 from lmi_vllm.messages import FRAMINGS, ModelArtifacts, ServingProfile
 
@@ -76,6 +75,9 @@ class CodeLoader(Protocol):
         ...
 
 
+MakeCode = Callable[[], CodeLoader]
+
+
 @dataclass(frozen=True, slots=True)
 class UnloadedCode:
     """Loads nothing, for a reason; it warns of code that is there."""
@@ -131,11 +133,9 @@ class UnloadedCode:
 SWITCHED_OFF: Final = UnloadedCode(f"{CUSTOM_CODE}=none", f"{CUSTOM_CODE}=none forbids")
 
 
-def code_loader(settings: Settings) -> CodeLoader:
-    """Return the extra's loader, or with LMI_CUSTOM_CODE=none one that only warns."""
-    if settings.server.lmi_custom_code == "none":
-        return SWITCHED_OFF
-    return extension(lambda extra: extra.custom_code)()
+def code_loader(settings: Settings, make: MakeCode) -> CodeLoader:
+    """Return the loader that `make` makes, or with LMI_CUSTOM_CODE=none one that only warns."""
+    return SWITCHED_OFF if settings.server.lmi_custom_code == "none" else make()
 
 
 def warn_of_handlers(environ: Mapping[str, str], reason: str) -> None:

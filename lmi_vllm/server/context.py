@@ -6,7 +6,15 @@ import functools
 import json
 import logging
 import operator
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, MutableMapping
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Mapping,
+    MutableMapping,
+    Sequence,
+)
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -20,12 +28,12 @@ from lmi_vllm.config.settings import Settings
 from lmi_vllm.engine.base import Engine, EngineClient
 from lmi_vllm.engine.factory import EngineFactory
 from lmi_vllm.errors import Fault, StatusTable
-from lmi_vllm.extension import extensions
 from lmi_vllm.inference.lifecycle import Lifecycle, State
 from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import EngineArguments, ServingProfile
 from lmi_vllm.server.plan import StartPlan
+from lmi_vllm.server.start_parts import StartParts
 from lmi_vllm.sources.table import Sources
 from lmi_vllm.translate.configuration import Configuration
 
@@ -130,6 +138,7 @@ class ServerContext:
     """
 
     configuration: Configuration
+    start_parts: StartParts
     service: InferenceService
     environ: Mapping[str, str]
     exports: MutableMapping[str, str]
@@ -167,12 +176,16 @@ ServerLifespan = Callable[
 
 
 @contextlib.asynccontextmanager
-async def running_extras(
-    service: InferenceService, settings: Settings, environ: Mapping[str, str], events: ServerEvents
+async def running_features(
+    lifespans: Sequence[ServerLifespan],
+    service: InferenceService,
+    settings: Settings,
+    environ: Mapping[str, str],
+    events: ServerEvents,
 ) -> AsyncIterator[None]:
-    """Enter the `lifespan` of every extra; leave them all after the body."""
+    """Enter every lifespan; leave them all after the body."""
     async with contextlib.AsyncExitStack() as running:
-        for run in extensions(lambda extra: extra.lifespan):
+        for run in lifespans:
             await running.enter_async_context(run(service, settings, environ, events))
         yield
 

@@ -1,6 +1,7 @@
 """The table of engines: by name, and engines of extras by the models that they run."""
 
 from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import dataclass
 from typing import Final
 
 from lmi_vllm.checks.model import OwnEngines
@@ -9,15 +10,26 @@ from lmi_vllm.engine.base import Engine, EngineClient
 from lmi_vllm.engine.factory import EngineFactory
 from lmi_vllm.engine.vllm.factory import VllmFactory
 from lmi_vllm.errors import ConfigurationError
-from lmi_vllm.extension import Lazy, extras
 from lmi_vllm.messages import EngineArguments, ServingProfile
 
 VLLM: Final = "vllm"
 
 
-def engine_names() -> tuple[str, ...]:
-    """Return the values of `--engine`: vLLM, and the names of extras' engines."""
-    return (VLLM, *(name for extra in extras().values() for name in extra.named_engines))
+@dataclass(frozen=True, slots=True)
+class EngineChoices:
+    """Engines besides vLLM.
+
+    `own` are for models that vLLM does not run, by the name of their `OwnEngine`. `named` are those
+    that `--engine` takes by their names, which are made with the variables as they came.
+    """
+
+    own: Mapping[str, Callable[[], EngineFactory]]
+    named: Mapping[str, Callable[[Mapping[str, str]], EngineFactory]]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The values of `--engine`."""
+        return (VLLM, *self.named)
 
 
 def check_engine_kind(settings: Settings, kind: str) -> None:
@@ -37,16 +49,15 @@ def engine_factory(
     exports: MutableMapping[str, str],
     log_format: str,
     own: OwnEngines,
+    choices: EngineChoices,
 ) -> EngineFactory:
-    """Return the factory of that name; it uses engines of extras for the models they run.
+    """Return the factory of that name; with vLLM's, models of `own` engines get those.
 
     `environ` are the variables that the server got, `exports` those of its process.
     """
     if name == VLLM:
-        made = {one: make for extra in extras().values() for one, make in extra.engines.items()}
-        return EnginesByModel(VllmFactory(exports, log_format), own, made)
-    named = next(extra.named_engines for extra in extras().values() if name in extra.named_engines)
-    return named[name].load()(environ)
+        return EnginesByModel(VllmFactory(exports, log_format), own, choices.own)
+    return choices.named[name](environ)
 
 
 class EnginesByModel:
@@ -56,7 +67,7 @@ class EnginesByModel:
         self,
         usual: EngineFactory,
         own: OwnEngines,
-        factories: Mapping[str, Lazy[Callable[[], EngineFactory]]],
+        factories: Mapping[str, Callable[[], EngineFactory]],
     ) -> None:
         self._usual = usual
         self._of_models = own
@@ -94,5 +105,5 @@ class EnginesByModel:
         if engine is None:
             return self._usual
         if engine.name not in self._own:
-            self._own[engine.name] = self._factories[engine.name].load()()
+            self._own[engine.name] = self._factories[engine.name]()
         return self._own[engine.name]

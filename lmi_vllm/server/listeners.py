@@ -12,13 +12,12 @@ from lmi_vllm.clock import CONNECTION_CLOSE_SECONDS
 from lmi_vllm.config.listen import ListenAddress, MakeTls, api_keys, listen_plan, listener_tls
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import StartupError
-from lmi_vllm.extension import extension, extensions
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.server.ports import open_port
 from lmi_vllm.telemetry.log_handler import print_lines
 from lmi_vllm.web.app import WebOptions
 from lmi_vllm.web.connection import ClientTimeouts
-from lmi_vllm.web.request import RouteGroup, Routes
+from lmi_vllm.web.request import PathPrefix, RouteGroup, Routes
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +34,18 @@ class ListenerContext:
     address: ListenAddress
     has_key: bool
     inference_url: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RouteParts:
+    """Routes of features: those of every listener, and those that depend on it (None: none).
+
+    `make_prefix` makes a prefix in front of the paths of every listener.
+    """
+
+    make_prefix: Callable[[Settings], PathPrefix | None]
+    groups: tuple[RouteGroup, ...] = ()
+    of_listener: tuple[Callable[[ListenerContext], RouteGroup | None], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +72,11 @@ class Listeners:
             )
 
 
-async def open_listeners(
+async def open_listeners(  # noqa: PLR0913, PLR0917 - one name for each thing that they need
     service: InferenceService,
     settings: Settings,
     environ: Mapping[str, str],
+    parts: RouteParts,
     make_tls: MakeTls,
     explain: Callable[[], Mapping[str, object]],
     inner_socket: str = "",
@@ -78,11 +90,11 @@ async def open_listeners(
         StartupError: an address is taken, a TLS file cannot be used, or a key file holds no key.
     """
     plan = listen_plan(settings.server)
-    options = web_options(settings)
+    options = web_options(settings, parts)
     tls = listener_tls(settings, environ, make_tls)
     context = ListenerContext(settings, environ, explain, plan.inference, bool(options.api_keys))
     if plan.management is None:
-        options = replace(options, groups=_groups(context))
+        options = replace(options, groups=(*parts.groups, *_groups(context, parts)))
         runner, address = await open_port(plan.inference, service, options, tls, inner_socket)
         url = address.url()
         print_lines(*_urls(url, options), f"Listening on {url}")
@@ -92,7 +104,7 @@ async def open_listeners(
     runner, address = await open_port(plan.inference, service, inference, tls, inner_socket)
     url = address.url()
     context = replace(context, address=plan.management, inference_url=url)
-    management = replace(management, groups=_groups(context))
+    management = replace(management, groups=(*parts.groups, *_groups(context, parts)))
     try:
         second, second_address = await open_port(plan.management, service, management, tls)
     except StartupError:
@@ -105,12 +117,16 @@ async def open_listeners(
 
 def _urls(url: str, options: WebOptions) -> list[str]:
     """Return the lines about groups of routes for browsers."""
-    return [f"{group.title} on {reachable_url(url)}{group.prefix}" for group in options.groups]
+    return [
+        f"{group.title} on {reachable_url(url)}{group.prefix}"
+        for group in options.groups
+        if group.title
+    ]
 
 
-def _groups(context: ListenerContext) -> tuple[RouteGroup, ...]:
+def _groups(context: ListenerContext, parts: RouteParts) -> tuple[RouteGroup, ...]:
     """Return the routes of extras for one listener."""
-    made = (make(context) for make in extensions(lambda extra: extra.listener_routes))
+    made = (make(context) for make in parts.of_listener)
     return tuple(group for group in made if group is not None)
 
 
@@ -130,7 +146,7 @@ def curl_line(url: str, *, has_key: bool) -> str:
     return f"curl -s {reachable}/invocations{key} -H 'Content-Type: application/json' -d '{body}'"
 
 
-def web_options(settings: Settings) -> WebOptions:
+def web_options(settings: Settings, parts: RouteParts) -> WebOptions:
     """Return the arguments of the application of any listener."""
     server = settings.server
     cors = {
@@ -147,7 +163,8 @@ def web_options(settings: Settings) -> WebOptions:
         request_id_header=server.request_id_header_key,
         api_keys=api_keys(server),
         allows_handler_override=server.allow_request_handler_override,
-        prefix=extension(lambda extra: extra.path_prefix)(settings),
+        prefix=parts.make_prefix(settings),
+        groups=parts.groups,
         cors_headers=MappingProxyType(cors),
         default_accept=server.sagemaker_default_invocations_accept or "",
         timeouts=ClientTimeouts(

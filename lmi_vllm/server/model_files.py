@@ -5,35 +5,25 @@ The engine then gets local paths only, so it works without a network.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, Protocol
+from typing import Final
 
 from lmi_vllm.config.model_source import with_files
-from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import ConfigurationError
-from lmi_vllm.extension import extensions
 from lmi_vllm.messages import EngineArguments, ModelArtifacts
+from lmi_vllm.server.start_parts import StartParts
 from lmi_vllm.sources.base import DownloadProgress
 from lmi_vllm.sources.local import is_directory, is_file
-from lmi_vllm.sources.table import Sources
 from lmi_vllm.translate.arguments import Translation
 from lmi_vllm.translate.configuration import Configuration
 from lmi_vllm.translate.model_files import mode_of
 
 logger = logging.getLogger(__name__)
 
-# Called in a thread with settings, model, the engine's arguments and the environment.
-StartVariables = Callable[
-    [Settings, ModelArtifacts, EngineArguments, Mapping[str, str]], Mapping[str, str]
-]
-# From a reference and its revision to the local path.
-Fetch = Callable[[str, str | None], Awaitable[Path]]
-AdditionalDownload = Callable[[EngineArguments, Fetch], Awaitable[EngineArguments]]
-MakePackages = Callable[[ModelArtifacts, Mapping[str, str], Sources], "ModelPackages"]
 # Repositories that vLLM would fetch by itself, and the argument with their revision.
 _ADDITIONAL_REPOSITORIES: Final = {"tokenizer": "tokenizer_revision", "hf_config_path": None}
 
@@ -52,22 +42,6 @@ class ReadyFiles:
         return self.translation.arguments
 
 
-class ModelPackages(Protocol):
-    """Packages that an extra installs for one model. A failure does not end the start."""
-
-    async def install_first(self) -> bool:
-        """Install packages that are known before the fetch; return whether the fetch has more."""
-        ...
-
-    async def install_fetched(self, model: ModelArtifacts) -> None:
-        """Install the packages of the fetched model."""
-        ...
-
-    def with_failure(self, reason: str) -> str:
-        """Return the engine's error with a failed installation that may explain it."""
-        ...
-
-
 class ModelFetch:
     """Fetches the files of one start. `report` gets the progress, in another thread."""
 
@@ -76,6 +50,7 @@ class ModelFetch:
         model: ModelArtifacts,
         planned: Translation,
         configuration: Configuration,
+        parts: StartParts,
         environ: Mapping[str, str],
         report: Callable[[DownloadProgress], None],
     ) -> None:
@@ -83,13 +58,14 @@ class ModelFetch:
         self._planned = planned
         self._configuration = configuration
         self._sources = configuration.sources
+        self._parts = parts
         self._arguments = planned.arguments
         self._settings = settings = planned.settings
         self._environ = {**environ, **settings.environment_exports}
         self._report = report
         may_run = settings.server.lmi_custom_code != "none"
-        makers = extensions(lambda extra: extra.packages) if may_run else ()
-        self._packages = tuple(make(model, self._environ, self._sources) for make in makers)
+        made = parts.make_packages(model, self._environ, self._sources) if may_run else None
+        self._packages = () if made is None else (made,)
 
     @property
     def is_streamed(self) -> bool:
@@ -117,7 +93,7 @@ class ModelFetch:
         """
         model, translation = await self._fetch_model()
         arguments = translation.arguments
-        for beside in extensions(lambda extra: extra.additional_downloads):
+        for beside in self._parts.downloads:
             arguments = await beside(arguments, self._fetched)
         arguments = await self._fetch_additional(model, arguments)
         self._check_security(model)
@@ -138,7 +114,7 @@ class ModelFetch:
     def _variables(self, model: ModelArtifacts, arguments: EngineArguments) -> Mapping[str, str]:
         """The environment variables of extras for the engine's libraries."""
         found: dict[str, str] = {}
-        for variables in extensions(lambda extra: extra.start_variables):
+        for variables in self._parts.start_variables:
             found |= variables(self._settings, model, arguments, self._environ)
         return found
 

@@ -9,7 +9,6 @@ from typing import Protocol
 from lmi_vllm.config.setting import CommandLine
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import LmiError, StartupError
-from lmi_vllm.extension import extension
 from lmi_vllm.server.context import ReadyModel, ServerContext, log_progress
 from lmi_vllm.server.model_settings import complete_settings
 from lmi_vllm.server.model_start import ModelStart
@@ -42,10 +41,17 @@ WithoutModel = Callable[[ServerContext, CommandLine, MakeSupervisor], ModelRun]
 class ModelManager:
     """Starts the configured model, supervises it, and closes it."""
 
-    def __init__(self, context: ServerContext, settings: Settings, typed: CommandLine) -> None:
+    def __init__(
+        self,
+        context: ServerContext,
+        settings: Settings,
+        typed: CommandLine,
+        without_model: WithoutModel,
+    ) -> None:
         self._context = context
         self._settings = settings
         self._typed = typed
+        self._without_model = without_model
         self._running: ModelRun | None = None  # it has an engine to close
         self._start: ModelStart | None = None  # also for a registered model
 
@@ -61,7 +67,12 @@ class ModelManager:
                 settings, self._typed, context.environ, lifecycle.start, context.configuration
             )
             plan = await asyncio.to_thread(
-                plan_start, context.configuration, settings, context.environ, context.exports
+                plan_start,
+                context.configuration,
+                context.start_parts,
+                settings,
+                context.environ,
+                context.exports,
             )
             if plan is None:
                 return await self._wait_for_models(url, make)
@@ -96,8 +107,7 @@ class ModelManager:
 
     async def _wait_for_models(self, url: str, make: MakeSupervisor) -> Outcome:
         """Serve as a healthy server without a model; POST /models loads one."""
-        without_model = extension(lambda extra: extra.without_model)
-        self._running = slot = without_model(self._context, self._typed, make)
+        self._running = slot = self._without_model(self._context, self._typed, make)
         print_lines(f"Ready on {url} without a model: POST /models loads one")
         return await slot.run()
 

@@ -10,14 +10,14 @@ from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import EngineStartError
-from lmi_vllm.extension import extensions
 from lmi_vllm.inference.context import Runtime
 from lmi_vllm.inference.lifecycle import Phase
 from lmi_vllm.server.adapter_start import load_adapters
 from lmi_vllm.server.code_start import ModelCode, code_loader
 from lmi_vllm.server.context import ServerContext
 from lmi_vllm.server.model_files import ModelFetch, ReadyFiles
-from lmi_vllm.server.plan import AroundStart, PlannedStart, StartPlan
+from lmi_vllm.server.plan import StartPlan
+from lmi_vllm.server.start_parts import AroundStart, PlannedStart
 from lmi_vllm.server.warm_up import warm_up
 
 logger = logging.getLogger(__name__)
@@ -35,6 +35,7 @@ class ModelStart:
             plan.model,
             plan.translation,
             context.configuration,
+            context.start_parts,
             context.environ,
             lambda progress: self._progress.report(asdict(progress)),
         )
@@ -146,7 +147,7 @@ class ModelStart:
             plan.arguments,
             self._context.configuration.sources,
         )
-        made = (make(planned) for make in extensions(lambda extra: extra.around_start))
+        made = (make(planned) for make in self._context.start_parts.around)
         return tuple(each for each in made if each is not None)
 
     def _export(self, variables: Mapping[str, str]) -> None:
@@ -175,13 +176,13 @@ class ModelStart:
     async def _check_code(self, ready: ReadyFiles) -> None:
         """Check the code of a fetched model before the engine starts."""
         settings, environ = self._settings, self._context.environ
-        check = code_loader(settings).check
+        check = code_loader(settings, self._context.start_parts.make_code).check
         for warning in await asyncio.to_thread(check, settings, ready.model, environ):
             if not self._plan.model.is_local:  # else it was logged as the start was planned
                 logger.warning("%s", warning)
 
     async def _load_code(self, engine: Engine, ready: ReadyFiles) -> ModelCode:
         settings, environ = self._settings, self._context.environ
-        return await code_loader(settings).load(
+        return await code_loader(settings, self._context.start_parts.make_code).load(
             settings, environ, ready.model, ready.translation.profile, engine
         )

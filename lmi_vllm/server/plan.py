@@ -2,27 +2,23 @@
 
 import json
 import logging
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
-from typing import Protocol
 
 from lmi_vllm.checks.platform import check_cache_folders, check_shared_memory
 from lmi_vllm.config.secrets import mask_urls
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import ConfigurationError
-from lmi_vllm.extension import extensions
 from lmi_vllm.messages import EngineArguments, ModelArtifacts
 from lmi_vllm.server.code_start import code_loader
-from lmi_vllm.sources.table import Sources
+from lmi_vllm.server.start_parts import StartParts
 from lmi_vllm.translate.arguments import Translation
 from lmi_vllm.translate.configuration import Configuration
 from lmi_vllm.translate.devices import detect_devices
 
 logger = logging.getLogger(__name__)
-
-PlanVariables = Callable[[EngineArguments, Mapping[str, str]], Mapping[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,37 +47,9 @@ class StartPlan:
         logger.info("model %s from %s; engine arguments: %s", self.model.name, reference, arguments)
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedStart:
-    """A planned start, for extras; `engine` is the name of the engine that will run."""
-
-    engine: str
-    settings: Settings
-    environ: Mapping[str, str]
-    model: ModelArtifacts
-    arguments: EngineArguments
-    sources: Sources
-
-
-class AroundStart(Protocol):
-    """Hooks of an extra around one start of a model; none of them may raise."""
-
-    @property
-    def exports(self) -> Mapping[str, str]:
-        """Variables that must be set before the engine is imported."""
-        ...
-
-    async def before_engine(self) -> None:
-        """Prepare while the model is fetched; the engine starts once this returns."""
-        ...
-
-    def after_ready(self) -> None:
-        """Called after each warm-up: at the start and after every restart."""
-        ...
-
-
 def plan_start(
     configuration: Configuration,
+    parts: StartParts,
     settings: Settings,
     environ: Mapping[str, str],
     exports: MutableMapping[str, str],
@@ -106,27 +74,26 @@ def plan_start(
     model, arguments = translation.model, translation.arguments
     if model is None:
         return None
-    checks = extensions(lambda extra: extra.plan_checks)
     security = configuration.security
     if violations := security.start_violations(settings, environ, model.directory):
         raise ConfigurationError(violations)
-    if errors := tuple(error for check in checks for error in check(settings)):
+    if errors := tuple(error for check in parts.plan_checks for error in check(settings)):
         raise ConfigurationError(errors)
-    code = code_loader(settings).check(settings, model)
+    code = code_loader(settings, parts.make_code).check(settings, model)
     shared = check_shared_memory(arguments.number("tensor_parallel_size", 1))
     caches = check_cache_folders(own)
     for warning in (*explanation.warnings, *code, *shared, *caches):
         logger.warning("%s", warning)
     shown = {name: explanation.engine_args.get(name) for name in arguments.values}
-    chosen = _exports(settings, arguments, environ)
+    chosen = _exports(parts, settings, arguments, environ)
     return StartPlan(model, translation, shown, chosen)
 
 
 def _exports(
-    settings: Settings, arguments: EngineArguments, environ: Mapping[str, str]
+    parts: StartParts, settings: Settings, arguments: EngineArguments, environ: Mapping[str, str]
 ) -> Mapping[str, str]:
     """Variables for the engine's libraries, without those that are set already."""
     found: dict[str, str] = {}
-    for variables in extensions(lambda extra: extra.plan_variables):
+    for variables in parts.plan_variables:
         found |= variables(arguments, environ)
     return MappingProxyType({**found, **settings.environment_exports})

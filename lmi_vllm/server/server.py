@@ -13,22 +13,20 @@ from lmi_vllm.clock import (
 from lmi_vllm.config.setting import CommandLine
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.engine.factory import EngineFactory
-from lmi_vllm.extension import extensions
 from lmi_vllm.inference.lifecycle import State
-from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.server.context import (
     ProcessGroup,
     ServerContext,
     ServerEvents,
     engine_statistics,
     new_service,
-    running_extras,
+    running_features,
 )
 from lmi_vllm.server.listeners import open_listeners
 from lmi_vllm.server.model_manager import ModelManager
+from lmi_vllm.server.parts import Assembled
 from lmi_vllm.server.supervisor import Outcome
 from lmi_vllm.telemetry.metrics import DRAINED, DRAINS
-from lmi_vllm.translate.configuration import Configuration
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +36,7 @@ class Server:
 
     def __init__(  # noqa: PLR0913, PLR0917 - one name for each thing that a server is made of
         self,
-        configuration: Configuration,
+        assembled: Assembled,
         settings: Settings,
         typed: CommandLine,
         environ: Mapping[str, str],
@@ -50,14 +48,15 @@ class Server:
         self._environ = environ
         self._clock = clock = clock or Clock()
         self.service = new_service(settings, clock)
-        self._configuration = configuration
+        self._assembled = assembled
+        configuration, parts = assembled.configuration, assembled.parts
         self._events = ServerEvents(configuration.sources)
-        self._processes = _processes(self.service, settings, environ)
+        self._processes = parts.make_processes(self.service, settings, environ) or ProcessGroup()
         context = ServerContext(
-            configuration, self.service, environ, exports, engine_factory, self._processes, clock,
-            self._events,
+            configuration, parts.start, self.service, environ, exports, engine_factory,
+            self._processes, clock, self._events,
         )  # fmt: skip
-        self._models = ModelManager(context, settings, typed)
+        self._models = ModelManager(context, settings, typed, parts.without_model)
 
     async def run(self, stop: asyncio.Event) -> tuple[int, str]:
         """Serve until `stop` is set, a start fails or the engine fails; return code and reason.
@@ -67,7 +66,13 @@ class Server:
         try:
             every = self._settings.server.lmi_stats_interval
             async with (
-                running_extras(self.service, self._settings, self._environ, self._events),
+                running_features(
+                    self._assembled.parts.lifespans,
+                    self.service,
+                    self._settings,
+                    self._environ,
+                    self._events,
+                ),
                 engine_statistics(self.service, every, self._clock),
             ):
                 outcome = await self._serve(stop)
@@ -80,7 +85,8 @@ class Server:
             self.service,
             self._settings,
             self._environ,
-            self._configuration.make_tls,
+            self._assembled.parts.routes,
+            self._assembled.configuration.make_tls,
             self._models.explained,
             self._processes.first_socket,
         )
@@ -133,11 +139,3 @@ class Server:
         await asyncio.wait({close, again, late}, return_when=asyncio.FIRST_COMPLETED)
         for each in (again, late):
             each.cancel()
-
-
-def _processes(
-    service: InferenceService, settings: Settings, environ: Mapping[str, str]
-) -> ProcessGroup:
-    """Return an extra's front-end processes for these settings; by default there is one process."""
-    made = (make(service, settings, environ) for make in extensions(lambda extra: extra.processes))
-    return next(filter(None, made), None) or ProcessGroup()

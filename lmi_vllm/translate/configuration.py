@@ -21,6 +21,8 @@ from lmi_vllm.translate.arguments import Translation, Translator
 from lmi_vllm.translate.draft import Rule, RulePhase
 from lmi_vllm.translate.explain import ExplainedDefaults, Explanation, explain
 
+# Warnings of users' code, without running it; a StartupError where it cannot be loaded.
+CheckCode = Callable[[Settings, ModelArtifacts], tuple[str, ...]]
 MakeSecurity = Callable[[OptionTable], SecurityChecks]
 
 
@@ -36,6 +38,7 @@ class Configuration:
     translator: Translator
     security: SecurityChecks
     make_tls: MakeTls
+    check_code: CheckCode
     defaults: ExplainedDefaults
     model_classes: Mapping[str, str]
 
@@ -72,6 +75,7 @@ class ConfigurationBuilder:
         self._hub: Slot[Repositories] = Slot("hub")
         self._security: Slot[MakeSecurity] = Slot("secure mode")
         self._tls: Slot[MakeTls] = Slot("TLS")
+        self._code: Slot[CheckCode] = Slot("users' code")
         self._defaults: Slot[ExplainedDefaults] = Slot("defaults that are explained")
 
     def settings(self, *kinds: type[ExtraSettings]) -> None:
@@ -106,6 +110,10 @@ class ConfigurationBuilder:
         """Set what makes the TLS context of listeners."""
         self._tls.fill(make)
 
+    def code(self, check: CheckCode) -> None:
+        """Set the check of users' code."""
+        self._code.fill(check)
+
     def explained(self, defaults: ExplainedDefaults) -> None:
         """Set what `explain` adds about defaults."""
         self._defaults.fill(defaults)
@@ -120,6 +128,7 @@ class ConfigurationBuilder:
             Translator(options, sources, engines, self._rules),
             self._security.value(options),
             self._tls.value,
+            self._code.value,
             self._defaults.value,
             MappingProxyType(self._model_classes),
         )

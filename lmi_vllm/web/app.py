@@ -7,7 +7,6 @@ from typing import Protocol
 
 from aiohttp import web
 
-from lmi_vllm.extension import extensions
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.web.connection import ClientTimeouts, WriteBatch
 from lmi_vllm.web.engine_routes import add_openai_routes
@@ -48,7 +47,7 @@ class WebOptions:
     timeouts: ClientTimeouts = field(default_factory=ClientTimeouts)
     prefix: PathPrefix | None = None  # a prefix of paths
     cors_headers: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    groups: tuple[RouteGroup, ...] = ()  # besides those of extras for every listener
+    groups: tuple[RouteGroup, ...] = ()  # of features
     proxy: ReverseProxy | None = None  # None: this process answers every request
 
 
@@ -70,7 +69,7 @@ def create_app(service: InferenceService, options: WebOptions | None = None) -> 
 def _add_routes(app: web.Application) -> None:
     """Register every configured route: inference, then extras' routes."""
     options = app[OPTIONS]
-    app[GROUPS] = groups_of(options)
+    app[GROUPS] = options.groups
     if options.routes is not Routes.MANAGEMENT:
         add_inference_routes(app)
     for group in app[GROUPS]:
@@ -80,8 +79,3 @@ def _add_routes(app: web.Application) -> None:
         add_openai_routes(app)
     if options.routes is not Routes.INFERENCE:
         add_management_routes(app)
-
-
-def groups_of(options: WebOptions) -> tuple[RouteGroup, ...]:
-    """Return the routes of extras for a listener with these options."""
-    return (*extensions(lambda extra: extra.routes), *options.groups)

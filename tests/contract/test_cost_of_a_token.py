@@ -26,13 +26,13 @@ from aiohttp import web
 from prometheus_client import REGISTRY
 
 from lmi_vllm.adapters.registry import AdapterRegistry
+from lmi_vllm.assembly import create_app
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.inference.context import Runtime
 from lmi_vllm.inference.lifecycle import Lifecycle, State
 from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import GenerationJob, ServingProfile
-from lmi_vllm.web.app import create_app
 from tests.contract.conftest import LoopThread, collect
 
 pytestmark = pytest.mark.vllm

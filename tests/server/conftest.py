@@ -17,7 +17,7 @@ from lmi_vllm.extras.scripted.engine import ScriptedEngine, ScriptedFactory
 from lmi_vllm.inference.lifecycle import Phase, State
 from lmi_vllm.server.server import Server
 from lmi_vllm.server.supervisor import RESTART_PAUSE_SECONDS
-from tests.support.assembled import CONFIGURATION, load_settings
+from tests.support.assembled import ASSEMBLED, load_settings
 
 REAL_SECONDS = 10.0  # of waiting for what needs no time of the test's clock
 WARM_UP_JOBS = 2  # with which a start proves its engine
@@ -147,7 +147,7 @@ class Serving:
         settings = load_settings(environ, typed)
         assert not settings.errors
         self._server = Server(
-            CONFIGURATION, settings, typed, environ, self.engines, self.exports, self.clock
+            ASSEMBLED, settings, typed, environ, self.engines, self.exports, self.clock
         )
         self._session = aiohttp.ClientSession()
         self._run = asyncio.create_task(self._server.run(self.stop))

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from lmi_vllm.adapters.source import AdapterSources as RoomAdapterSources
-from lmi_vllm.assembly import configuration
+from lmi_vllm.assembly import assembled
 from lmi_vllm.config import load
 from lmi_vllm.config.listen import listener_errors as errors_of_listeners
 from lmi_vllm.config.option_table import OptionTable
@@ -12,7 +12,9 @@ from lmi_vllm.config.properties import PropertiesFile
 from lmi_vllm.config.setting import CommandLine
 from lmi_vllm.config.settings import ExtraSettings, Settings
 
-CONFIGURATION = configuration()
+ASSEMBLED = assembled()
+CONFIGURATION = ASSEMBLED.configuration
+PARTS = ASSEMBLED.parts
 SOURCES = CONFIGURATION.sources
 OPTIONS = CONFIGURATION.options
 

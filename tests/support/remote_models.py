@@ -10,7 +10,7 @@ import pytest
 
 from lmi_vllm.commands import explain
 from lmi_vllm.server.plan import StartPlan, plan_start
-from tests.support.assembled import CONFIGURATION, load_settings
+from tests.support.assembled import CONFIGURATION, PARTS, load_settings
 from tests.support.hub_server import Repository, hub_server
 from tests.support.s3_server import BUCKET, s3_server
 
@@ -42,7 +42,7 @@ def in_s3(config: Mapping[str, object]) -> Iterator[tuple[dict[str, str], list[s
 
 def planned(environ: Mapping[str, str]) -> StartPlan:
     """Return what `serve` would start; refused before anything is fetched."""
-    plan = plan_start(CONFIGURATION, load_settings(environ), environ, {})
+    plan = plan_start(CONFIGURATION, PARTS.start, load_settings(environ), environ, {})
     assert plan is not None
     return plan
 

@@ -1,8 +1,7 @@
 """The registry of extras: one list in an order that means something, and what it names exists."""
 
 import importlib
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from itertools import chain
 from pathlib import Path
@@ -12,9 +11,9 @@ import pytest
 
 import lmi_vllm
 from lmi_vllm import extension as extension_module
-from lmi_vllm.assembly import CONFIGURES
+from lmi_vllm.assembly import CONFIGURES, SERVES
 from lmi_vllm.cli import VERBS
-from lmi_vllm.extension import ORDER, Extra, Lazy, extension, extensions, extras
+from lmi_vllm.extension import ORDER, Extra, Lazy, extension, extras
 from lmi_vllm.extras.hub.source import HuggingFaceHub
 from lmi_vllm.translate.configuration import ConfigurationBuilder
 from tests.unit.test_imports_exist import defined
@@ -42,29 +41,24 @@ def places(value: object) -> Iterator[str]:
         yield from chain(*(places(getattr(value, field.name)) for field in fields(value)))
 
 
-def test_every_folder_is_in_the_order() -> None:
-    """Once, at the place that was chosen for it; or it only configures, or is a verb."""
-    declaring = [name for name in NAMES if hasattr(module_of(name), "EXTRA")]
-    assert declaring == WITH_EXTRA
+def named(features: Collection[object]) -> list[str]:
+    """Return the names of these packages."""
+    return [vars(feature)["__name__"].rpartition(".")[2] for feature in features]
+
+
+@pytest.mark.parametrize(
+    ("entry", "order"), [("configure", CONFIGURES), ("serve", SERVES)], ids=["configure", "serve"]
+)
+def test_every_entry_point_is_called_once(entry: str, order: Collection[object]) -> None:
+    """At the place in the order that was chosen for it."""
+    assert sorted(named(order)) == [name for name in NAMES if hasattr(module_of(name), entry)]
+
+
+def test_every_folder_has_a_use() -> None:
+    """An entry point, a part of the engine, a verb; or it is the entry point of images."""
     assert list(extras()) == list(ORDER)
-    configuring = {name for name in NAMES if hasattr(module_of(name), "configure")}
-    named = {feature.__name__.rpartition(".")[2] for feature in CONFIGURES}
-    assert configuring == named
-    assert len(CONFIGURES) == len(named)
     verbs = {verb.module.split(".")[2] for verb in VERBS.values() if ".extras." in verb.module}
-    assert {*NAMES} - configuring - {*declaring} == verbs | {"image"}
-
-
-def test_extension_point_is_read_from_all_extras(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the order of the list."""
-    found = {
-        "a": Extra(run_modes=(Lazy("math:sin"), Lazy("math:cos"))),
-        "b": Extra(run_modes=(Lazy("math:tan"),), media=Lazy("math:exp")),
-    }
-    monkeypatch.setattr(extension_module, "extras", lambda: found)
-    assert [*extensions(lambda extra: extra.run_modes)] == [math.sin, math.cos, math.tan]
-    assert [*extensions(lambda extra: extra.media)] == [math.exp]
-    assert extension(lambda extra: extra.media) is math.exp
+    assert {*NAMES} - {*named(CONFIGURES), *named(SERVES), *ORDER} == verbs | {"image"}
 
 
 def test_second_provider_of_one_thing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +68,7 @@ def test_second_provider_of_one_thing_is_refused(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(ValueError, match="one extra must provide this: a and b"):
         extension(lambda extra: extra.media)
     with pytest.raises(ValueError, match="one extra must provide this: none does"):
-        extension(lambda extra: extra.packages)
+        extension(lambda extra: extra.token_lane)
 
 
 @pytest.mark.parametrize("name", WITH_EXTRA)

@@ -3,11 +3,11 @@
 import re
 import tomllib
 
+from lmi_vllm.assembly import create_app
 from lmi_vllm.inference.lifecycle import Lifecycle
 from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import RouteKind
-from lmi_vllm.web.app import create_app
 from tests.support.vllm_routes import SCRIPTS, script
 
 PAGE = script("vllm_routes_page")

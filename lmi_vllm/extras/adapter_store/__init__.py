@@ -1,15 +1,10 @@
 """Adapters on demand: what a request names and no call has registered comes from a store."""
 
-from typing import TYPE_CHECKING, Final
-
-from lmi_vllm.extension import Extra, Lazy
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from lmi_vllm.server.builder import ServerBuilder
     from lmi_vllm.translate.configuration import ConfigurationBuilder
-
-EXTRA: Final = Extra(
-    lifespan=Lazy("lmi_vllm.extras.adapter_store.start:finding_adapters"),
-)
 
 
 def configure(c: "ConfigurationBuilder") -> None:
@@ -19,3 +14,10 @@ def configure(c: "ConfigurationBuilder") -> None:
 
     c.settings(AdapterStoreSettings)
     c.rule(RulePhase.PLACED, check_store)
+
+
+def serve(s: "ServerBuilder") -> None:
+    """Add to the server."""
+    from lmi_vllm.extras.adapter_store.start import finding_adapters
+
+    s.lifespan(finding_adapters)

@@ -1,15 +1,10 @@
 """`option.adapters_state`: adapters outlive the process, in a file or an object of replicas."""
 
-from typing import TYPE_CHECKING, Final
-
-from lmi_vllm.extension import Extra, Lazy
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from lmi_vllm.server.builder import ServerBuilder
     from lmi_vllm.translate.configuration import ConfigurationBuilder
-
-EXTRA: Final = Extra(
-    lifespan=Lazy("lmi_vllm.extras.adapters_state.start:keeping_adapters"),
-)
 
 
 def configure(c: "ConfigurationBuilder") -> None:
@@ -19,3 +14,10 @@ def configure(c: "ConfigurationBuilder") -> None:
 
     c.settings(AdaptersStateSettings)
     c.rule(RulePhase.PLACED, check_state)
+
+
+def serve(s: "ServerBuilder") -> None:
+    """Add to the server."""
+    from lmi_vllm.extras.adapters_state.start import keeping_adapters
+
+    s.lifespan(keeping_adapters)

@@ -1,9 +1,13 @@
 """The OpenAPI description of the running server, and a page that shows it."""
 
-from typing import Final
+from typing import TYPE_CHECKING
 
-from lmi_vllm.extension import Extra, Lazy
+if TYPE_CHECKING:
+    from lmi_vllm.server.builder import ServerBuilder
 
-EXTRA: Final = Extra(
-    routes=(Lazy("lmi_vllm.extras.api_docs.openapi:GROUP"),),
-)
+
+def serve(s: "ServerBuilder") -> None:
+    """Add to the server."""
+    from lmi_vllm.extras.api_docs.openapi import GROUP
+
+    s.routes(GROUP)

@@ -30,7 +30,7 @@ from lmi_vllm.extras.api_docs.operations import (
 from lmi_vllm.extras.api_docs.page import docs_page
 from lmi_vllm.extras.api_docs.schemas import any_of, own_schemas, reference
 from lmi_vllm.inference.service import InferenceService
-from lmi_vllm.web.app import WebOptions, groups_of
+from lmi_vllm.web.app import WebOptions
 from lmi_vllm.web.request import OPENAI_ROUTES, OPTIONS, SERVICE, RouteGroup, dialect_of
 
 OPENAPI_VERSION: Final = "3.1.0"
@@ -283,7 +283,7 @@ def _errors(
     operation: Operation, service: InferenceService, options: WebOptions
 ) -> dict[int, dict[str, Any]]:
     """Return every error status of the path's dialect, from the one table of faults."""
-    by_path = dialect_of(operation.path, service.profile, groups_of(options))
+    by_path = dialect_of(operation.path, service.profile, options.groups)
     dialect = operation.dialect or (Dialect.OPENAI if _is_engine_route(operation) else by_path)
     statuses = set(operation.statuses)
     for fault in Fault:

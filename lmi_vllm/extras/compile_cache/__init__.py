@@ -1,15 +1,10 @@
 """Where compiled code is kept: folders of this user alone, and a cache between containers."""
 
-from typing import TYPE_CHECKING, Final
-
-from lmi_vllm.extension import Extra, Lazy
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from lmi_vllm.server.builder import ServerBuilder
     from lmi_vllm.translate.configuration import ConfigurationBuilder
-
-EXTRA: Final = Extra(
-    around_start=Lazy("lmi_vllm.extras.compile_cache.start:kept_code"),
-)
 
 
 def configure(c: "ConfigurationBuilder") -> None:
@@ -17,3 +12,10 @@ def configure(c: "ConfigurationBuilder") -> None:
     from lmi_vllm.extras.compile_cache.store import CompileCacheSettings
 
     c.settings(CompileCacheSettings)
+
+
+def serve(s: "ServerBuilder") -> None:
+    """Add to the server."""
+    from lmi_vllm.extras.compile_cache.start import kept_code
+
+    s.start.around(kept_code)

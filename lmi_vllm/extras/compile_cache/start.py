@@ -46,7 +46,7 @@ from lmi_vllm.extras.compile_cache.store import (
     open_cache_store,
 )
 from lmi_vllm.extras.transfer import without_secrets
-from lmi_vllm.server.plan import PlannedStart
+from lmi_vllm.server.start_parts import PlannedStart
 from lmi_vllm.sources.base import InterruptedTransferError, UnreachableError
 from lmi_vllm.sources.disk import human_size
 

@@ -1,9 +1,13 @@
 """The web console: a page, and the data that it shows."""
 
-from typing import Final
+from typing import TYPE_CHECKING
 
-from lmi_vllm.extension import Extra, Lazy
+if TYPE_CHECKING:
+    from lmi_vllm.server.builder import ServerBuilder
 
-EXTRA: Final = Extra(
-    listener_routes=(Lazy("lmi_vllm.extras.console.routes:console"),),
-)
+
+def serve(s: "ServerBuilder") -> None:
+    """Add to the server."""
+    from lmi_vllm.extras.console.routes import console
+
+    s.listener_routes(console)

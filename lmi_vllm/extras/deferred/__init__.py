@@ -1,15 +1,10 @@
 """Deferred answers: a request is answered with a token, and its result is read later."""
 
-from typing import TYPE_CHECKING, Final
-
-from lmi_vllm.extension import Extra, Lazy
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from lmi_vllm.server.builder import ServerBuilder
     from lmi_vllm.translate.configuration import ConfigurationBuilder
-
-EXTRA: Final = Extra(
-    lifespan=Lazy("lmi_vllm.extras.deferred.results:deferring"),
-)
 
 
 def configure(c: "ConfigurationBuilder") -> None:
@@ -17,3 +12,10 @@ def configure(c: "ConfigurationBuilder") -> None:
     from lmi_vllm.extras.deferred.settings import DeferredSettings
 
     c.settings(DeferredSettings)
+
+
+def serve(s: "ServerBuilder") -> None:
+    """Add to the server."""
+    from lmi_vllm.extras.deferred.results import deferring
+
+    s.lifespan(deferring)

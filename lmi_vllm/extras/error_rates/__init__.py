@@ -1,15 +1,10 @@
 """Failures within a time window turn `/ping` bad although the engine is alive (`error_rate_*`)."""
 
-from typing import TYPE_CHECKING, Final
-
-from lmi_vllm.extension import Extra, Lazy
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from lmi_vllm.server.builder import ServerBuilder
     from lmi_vllm.translate.configuration import ConfigurationBuilder
-
-EXTRA: Final = Extra(
-    lifespan=Lazy("lmi_vllm.extras.error_rates.rates:counting_errors"),
-)
 
 
 def configure(c: "ConfigurationBuilder") -> None:
@@ -17,3 +12,10 @@ def configure(c: "ConfigurationBuilder") -> None:
     from lmi_vllm.extras.error_rates.rates import ErrorRateSettings
 
     c.settings(ErrorRateSettings)
+
+
+def serve(s: "ServerBuilder") -> None:
+    """Add to the server."""
+    from lmi_vllm.extras.error_rates.rates import counting_errors
+
+    s.lifespan(counting_errors)

@@ -1,15 +1,10 @@
 """What AWS and LMI's tools read: CloudWatch's embedded metrics, SageMaker's file, LMI's lines."""
 
-from typing import TYPE_CHECKING, Final
-
-from lmi_vllm.extension import Extra, Lazy
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from lmi_vllm.server.builder import ServerBuilder
     from lmi_vllm.translate.configuration import ConfigurationBuilder
-
-EXTRA: Final = Extra(
-    lifespan=Lazy("lmi_vllm.extras.exporters.start:exporting"),
-)
 
 
 def configure(c: "ConfigurationBuilder") -> None:
@@ -20,3 +15,10 @@ def configure(c: "ConfigurationBuilder") -> None:
     from lmi_vllm.extras.exporters.sagemaker_lines import SageMakerSettings
 
     c.settings(EmfSettings, LmiSeriesSettings, PercentileSettings, SageMakerSettings)
+
+
+def serve(s: "ServerBuilder") -> None:
+    """Add to the server."""
+    from lmi_vllm.extras.exporters.start import exporting
+
+    s.lifespan(exporting)

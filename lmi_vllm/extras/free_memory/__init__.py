@@ -1,15 +1,10 @@
 """Memory that has to be free before a model is loaded: LMI's required_memory_mb and its like."""
 
-from typing import TYPE_CHECKING, Final
-
-from lmi_vllm.extension import Extra, Lazy
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from lmi_vllm.server.builder import ServerBuilder
     from lmi_vllm.translate.configuration import ConfigurationBuilder
-
-EXTRA: Final = Extra(
-    plan_checks=(Lazy("lmi_vllm.extras.free_memory.check:check_memory"),),
-)
 
 
 def configure(c: "ConfigurationBuilder") -> None:
@@ -17,3 +12,10 @@ def configure(c: "ConfigurationBuilder") -> None:
     from lmi_vllm.extras.free_memory.check import FreeMemorySettings
 
     c.settings(FreeMemorySettings)
+
+
+def serve(s: "ServerBuilder") -> None:
+    """Add to the server."""
+    from lmi_vllm.extras.free_memory.check import check_memory
+
+    s.start.check(check_memory)

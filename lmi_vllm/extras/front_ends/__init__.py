@@ -1,15 +1,10 @@
 """Several HTTP processes over one engine."""
 
-from typing import TYPE_CHECKING, Final
-
-from lmi_vllm.extension import Extra, Lazy
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from lmi_vllm.server.builder import ServerBuilder
     from lmi_vllm.translate.configuration import ConfigurationBuilder
-
-EXTRA: Final = Extra(
-    processes=Lazy("lmi_vllm.extras.front_ends.group:front_end_group"),
-)
 
 
 def configure(c: "ConfigurationBuilder") -> None:
@@ -17,3 +12,10 @@ def configure(c: "ConfigurationBuilder") -> None:
     from lmi_vllm.extras.front_ends.settings import FrontEndSettings
 
     c.settings(FrontEndSettings)
+
+
+def serve(s: "ServerBuilder") -> None:
+    """Add to the server."""
+    from lmi_vllm.extras.front_ends.group import front_end_group
+
+    s.processes(front_end_group)

@@ -16,10 +16,10 @@ from typing import Any, Final
 
 import uvloop
 
-from lmi_vllm.assembly import configuration
+from lmi_vllm.assembly import assembled
 from lmi_vllm.clock import CUT_OFF_ANSWER_SECONDS
 from lmi_vllm.commands.serve import configure_server_logging, end_process
-from lmi_vllm.config.listen import ListenAddress, MakeTls, listener_tls
+from lmi_vllm.config.listen import ListenAddress, listener_tls
 from lmi_vllm.engine.vllm.processes import end_with_parent
 from lmi_vllm.extras.front_ends.channel import (
     AdapterList,
@@ -46,11 +46,11 @@ from lmi_vllm.extras.front_ends.shared_counters import CounterRow, SharedCounter
 from lmi_vllm.inference.lifecycle import Lifecycle
 from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.inference.service import InferenceService
-from lmi_vllm.server.context import ServerEvents, error_statuses, running_extras
+from lmi_vllm.server.context import ServerEvents, error_statuses, running_features
 from lmi_vllm.server.listeners import Listeners, web_options
+from lmi_vllm.server.parts import Assembled
 from lmi_vllm.server.ports import open_port
 from lmi_vllm.telemetry.observers import Telemetry
-from lmi_vllm.translate.configuration import Configuration
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ async def open_shared_port(
     setup: ProcessSetup,
     address: ListenAddress,
     proxy: Forwarder,
-    make_tls: MakeTls,
+    made: Assembled,
 ) -> Listeners:
     """Open the port that the first process listens on already, and which `proxy` leads to.
 
@@ -70,8 +70,12 @@ async def open_shared_port(
         StartupError: the address cannot be shared.
     """
     settings = setup.settings
-    tls = listener_tls(settings, setup.environ, make_tls) if address.is_tls else None
-    options = replace(web_options(settings), proxy=proxy)
+    tls = (
+        listener_tls(settings, setup.environ, made.configuration.make_tls)
+        if address.is_tls
+        else None
+    )
+    options = replace(web_options(settings, made.parts.routes), proxy=proxy)
     runner, _ = await open_port(address, service, options, tls, is_shared=True)
     return Listeners(address.url(), "", (runner,), address)
 
@@ -79,10 +83,10 @@ async def open_shared_port(
 class FrontEndProcess:
     """Answers inference requests over an engine that another process started."""
 
-    def __init__(self, channel: Channel, setup: ProcessSetup, configuration: Configuration) -> None:
+    def __init__(self, channel: Channel, setup: ProcessSetup, made: Assembled) -> None:
         self._channel = channel
         self._setup = setup
-        self._configuration = configuration
+        self._assembled = made
         self._row: CounterRow = SharedCounters(Path(setup.counters), setup.processes).row(setup.row)
         self._lifecycle = Lifecycle()
         self._lifecycle.on_failure.append(lambda cause: channel.send(FailureCounted(cause)))
@@ -92,7 +96,7 @@ class FrontEndProcess:
             statuses=error_statuses(setup.settings),
             telemetry=Telemetry(send_line=self._send_line),
         )
-        self._events = ServerEvents(configuration.sources, is_first=False)
+        self._events = ServerEvents(made.configuration.sources, is_first=False)
         self._model = ClientModel(self._service, self._events, channel)
         self._join_message: JoinEngine | None = None
         self._listeners: Listeners | None = None
@@ -103,7 +107,13 @@ class FrontEndProcess:
     async def run(self) -> None:
         """Serve until the first process sends `StopProcess` or is gone."""
         setup = self._setup
-        async with running_extras(self._service, setup.settings, setup.environ, self._events):
+        async with running_features(
+            self._assembled.parts.lifespans,
+            self._service,
+            setup.settings,
+            setup.environ,
+            self._events,
+        ):
             self._spawn(self._import())
             listening = asyncio.create_task(self._listen())
             failing = asyncio.create_task(self._failed.wait())
@@ -185,7 +195,7 @@ class FrontEndProcess:
                 self._setup,
                 self._join_message.address,
                 self._forwarder,
-                self._configuration.make_tls,
+                self._assembled,
             )
         self._channel.send(CallReply(message.number))
 
@@ -221,7 +231,7 @@ async def serve(descriptor: int) -> None:
     if not isinstance(setup, ProcessSetup):
         raise RuntimeError("the first message is not ProcessSetup")
     configure_server_logging(setup.settings, setup.environ)
-    await FrontEndProcess(channel, setup, configuration()).run()
+    await FrontEndProcess(channel, setup, assembled()).run()
 
 
 def main() -> None:

@@ -1,9 +1,13 @@
 """KServe's Open Inference Protocol (v2) over HTTP."""
 
-from typing import Final
+from typing import TYPE_CHECKING
 
-from lmi_vllm.extension import Extra, Lazy
+if TYPE_CHECKING:
+    from lmi_vllm.server.builder import ServerBuilder
 
-EXTRA: Final = Extra(
-    routes=(Lazy("lmi_vllm.extras.kserve.routes:GROUP"),),
-)
+
+def serve(s: "ServerBuilder") -> None:
+    """Add to the server."""
+    from lmi_vllm.extras.kserve.routes import GROUP
+
+    s.routes(GROUP)

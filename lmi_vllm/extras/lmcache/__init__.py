@@ -1,15 +1,10 @@
 """LMCache: its options, and the variables that its library reads."""
 
-from typing import TYPE_CHECKING, Final
-
-from lmi_vllm.extension import Extra, Lazy
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from lmi_vllm.server.builder import ServerBuilder
     from lmi_vllm.translate.configuration import ConfigurationBuilder
-
-EXTRA: Final = Extra(
-    start_variables=(Lazy("lmi_vllm.extras.lmcache.variables:lmcache_variables"),),
-)
 
 
 def configure(c: "ConfigurationBuilder") -> None:
@@ -25,3 +20,10 @@ def configure(c: "ConfigurationBuilder") -> None:
     c.settings(LmcacheSettings)
     c.rule(RulePhase.WRITTEN, kv_transfer)
     c.rule(RulePhase.PLACED, check_workers, check_package)
+
+
+def serve(s: "ServerBuilder") -> None:
+    """Add to the server."""
+    from lmi_vllm.extras.lmcache.variables import lmcache_variables
+
+    s.start.start_variables(lmcache_variables)

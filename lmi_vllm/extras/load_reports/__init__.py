@@ -1,9 +1,13 @@
 """The engine's load in a header of the answer, for load balancers that ask for it (ORCA)."""
 
-from typing import Final
+from typing import TYPE_CHECKING
 
-from lmi_vllm.extension import Extra, Lazy
+if TYPE_CHECKING:
+    from lmi_vllm.server.builder import ServerBuilder
 
-EXTRA: Final = Extra(
-    routes=(Lazy("lmi_vllm.extras.load_reports.reports:GROUP"),),
-)
+
+def serve(s: "ServerBuilder") -> None:
+    """Add to the server."""
+    from lmi_vllm.extras.load_reports.reports import GROUP
+
+    s.routes(GROUP)

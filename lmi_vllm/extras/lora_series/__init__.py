@@ -1,9 +1,13 @@
 """`vllm:lora_requests_info` as routers read it: one series, with the names that requests give."""
 
-from typing import Final
+from typing import TYPE_CHECKING
 
-from lmi_vllm.extension import Extra, Lazy
+if TYPE_CHECKING:
+    from lmi_vllm.server.builder import ServerBuilder
 
-EXTRA: Final = Extra(
-    lifespan=Lazy("lmi_vllm.extras.lora_series.series:showing_adapters"),
-)
+
+def serve(s: "ServerBuilder") -> None:
+    """Add to the server."""
+    from lmi_vllm.extras.lora_series.series import showing_adapters
+
+    s.lifespan(showing_adapters)

@@ -1,14 +1,18 @@
 """LMI's management API: adapters, and the one model of the server, over HTTP."""
 
-from typing import Final
+from typing import TYPE_CHECKING
 
-from lmi_vllm.extension import Extra, Lazy
+if TYPE_CHECKING:
+    from lmi_vllm.server.builder import ServerBuilder
 
-EXTRA: Final = Extra(
-    routes=(
-        Lazy("lmi_vllm.extras.management.adapter_routes:GROUP"),
-        Lazy("lmi_vllm.extras.management.model_routes:GROUP"),
-    ),
-    without_model=Lazy("lmi_vllm.extras.management.slot:ModelSlot"),
-    lifespan=Lazy("lmi_vllm.extras.management.managed_model:describing"),
-)
+
+def serve(s: "ServerBuilder") -> None:
+    """Add to the server."""
+    from lmi_vllm.extras.management.adapter_routes import GROUP as ADAPTERS
+    from lmi_vllm.extras.management.managed_model import describing
+    from lmi_vllm.extras.management.model_routes import GROUP as MODELS
+    from lmi_vllm.extras.management.slot import ModelSlot
+
+    s.routes(ADAPTERS, MODELS)
+    s.without_model(ModelSlot)
+    s.lifespan(describing)

@@ -66,6 +66,7 @@ class ModelSlot:
         self._typed = typed
         self._environ, self._exports = context.environ, context.exports
         self._configuration = context.configuration
+        self._start_parts = context.start_parts
         self._make = make
         self._supervisor: Supervisor | None = None
         self._run_task: asyncio.Task[None] | None = None
@@ -150,7 +151,12 @@ class ModelSlot:
             start = self._service.lifecycle.start
             settings = await complete_settings(settings, typed, environ, start, self._configuration)
             plan = await asyncio.to_thread(
-                plan_start, self._configuration, settings, self._environ, self._exports
+                plan_start,
+                self._configuration,
+                self._start_parts,
+                settings,
+                self._environ,
+                self._exports,
             )
         except ResourceNotFoundError:
             raise

@@ -1,16 +1,10 @@
 """One model over several nodes: the leader, its followers, and their rendezvous."""
 
-from typing import TYPE_CHECKING, Final
-
-from lmi_vllm.extension import Extra, Lazy
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from lmi_vllm.server.builder import ServerBuilder
     from lmi_vllm.translate.configuration import ConfigurationBuilder
-
-EXTRA: Final = Extra(
-    start_variables=(Lazy("lmi_vllm.extras.nodes.liveness:start_variables"),),
-    run_modes=(Lazy("lmi_vllm.extras.nodes.follow:follower"),),
-)
 
 
 def configure(c: "ConfigurationBuilder") -> None:
@@ -20,3 +14,12 @@ def configure(c: "ConfigurationBuilder") -> None:
 
     c.settings(ClusterSettings)
     c.rule(RulePhase.DEFAULTS, put_cluster)
+
+
+def serve(s: "ServerBuilder") -> None:
+    """Add to the server."""
+    from lmi_vllm.extras.nodes.follow import follower
+    from lmi_vllm.extras.nodes.liveness import start_variables
+
+    s.start.start_variables(start_variables)
+    s.run_mode(follower)

@@ -10,7 +10,6 @@ import logging
 from collections.abc import Mapping, MutableMapping
 
 from lmi_vllm.clock import Clock
-from lmi_vllm.commands.serve import RunMode
 from lmi_vllm.config.setting import CommandLine
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.engine.factory import EngineFactory
@@ -21,9 +20,9 @@ from lmi_vllm.extras.nodes.liveness import Follower
 from lmi_vllm.server.context import ProcessGroup, ServerContext, ServerEvents, new_service
 from lmi_vllm.server.model_settings import complete_settings
 from lmi_vllm.server.model_start import ModelStart
+from lmi_vllm.server.parts import Assembled, RunMode
 from lmi_vllm.server.plan import StartPlan, plan_start
 from lmi_vllm.telemetry.log_handler import print_lines
-from lmi_vllm.translate.configuration import Configuration
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +36,7 @@ def follower(settings: Settings) -> RunMode | None:
 
 
 async def follow(  # noqa: PLR0913, PLR0917 - as the server is made
-    configuration: Configuration,
+    assembled: Assembled,
     settings: Settings,
     typed: CommandLine,
     environ: Mapping[str, str],
@@ -49,11 +48,11 @@ async def follow(  # noqa: PLR0913, PLR0917 - as the server is made
 
     The code is 0 when `stop` is set and when the leader ended, which reports its own failure.
     """
-    clock = Clock()
+    configuration, clock = assembled.configuration, Clock()
     service = new_service(settings, clock)
     context = ServerContext(
-        configuration, service, environ, exports, engine_factory, ProcessGroup(), clock,
-        ServerEvents(configuration.sources),
+        configuration, assembled.parts.start, service, environ, exports, engine_factory,
+        ProcessGroup(), clock, ServerEvents(configuration.sources),
     )  # fmt: skip
     life = asyncio.create_task(_serve_leader(context, settings, typed))
     stopping = asyncio.create_task(stop.wait())
@@ -68,7 +67,12 @@ async def _serve_leader(
     try:
         settings = await complete_settings(settings, typed, environ, start, context.configuration)
         plan = await asyncio.to_thread(
-            plan_start, context.configuration, settings, environ, context.exports
+            plan_start,
+            context.configuration,
+            context.start_parts,
+            settings,
+            environ,
+            context.exports,
         )
         if plan is None:
             return 1, "a node of a cluster needs the model: set HF_MODEL_ID"

@@ -1,9 +1,13 @@
 """A model's requirements.txt, installed before the engine starts."""
 
-from typing import Final
+from typing import TYPE_CHECKING
 
-from lmi_vllm.extension import Extra, Lazy
+if TYPE_CHECKING:
+    from lmi_vllm.server.builder import ServerBuilder
 
-EXTRA: Final = Extra(
-    packages=Lazy("lmi_vllm.extras.requirements.packages:Requirements"),
-)
+
+def serve(s: "ServerBuilder") -> None:
+    """Add to the server."""
+    from lmi_vllm.extras.requirements.packages import Requirements
+
+    s.start.packages(Requirements)

@@ -1,15 +1,10 @@
 """A prefix that a proxy leaves in front of paths: `option.root_path`."""
 
-from typing import TYPE_CHECKING, Final
-
-from lmi_vllm.extension import Extra, Lazy
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from lmi_vllm.server.builder import ServerBuilder
     from lmi_vllm.translate.configuration import ConfigurationBuilder
-
-EXTRA: Final = Extra(
-    path_prefix=Lazy("lmi_vllm.extras.root_path.prefix:path_prefix"),
-)
 
 
 def configure(c: "ConfigurationBuilder") -> None:
@@ -17,3 +12,10 @@ def configure(c: "ConfigurationBuilder") -> None:
     from lmi_vllm.extras.root_path.prefix import RootPathSettings
 
     c.settings(RootPathSettings)
+
+
+def serve(s: "ServerBuilder") -> None:
+    """Add to the server."""
+    from lmi_vllm.extras.root_path.prefix import path_prefix
+
+    s.path_prefix(path_prefix)

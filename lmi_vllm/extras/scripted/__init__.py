@@ -1,12 +1,13 @@
 """`--engine scripted`: an engine that repeats the prompt, or follows the script of a test."""
 
-from types import MappingProxyType
-from typing import Final
+from typing import TYPE_CHECKING
 
-from lmi_vllm.extension import Extra, Lazy
+if TYPE_CHECKING:
+    from lmi_vllm.server.builder import ServerBuilder
 
-EXTRA: Final = Extra(
-    named_engines=MappingProxyType(
-        {"scripted": Lazy("lmi_vllm.extras.scripted.engine:scripted_engines")}
-    ),
-)
+
+def serve(s: "ServerBuilder") -> None:
+    """Add to the server."""
+    from lmi_vllm.extras.scripted.engine import scripted_engines
+
+    s.named_engine("scripted", scripted_engines)

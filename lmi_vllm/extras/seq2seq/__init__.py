@@ -1,18 +1,12 @@
 """Encoder-decoder models for text, which vLLM does not run, on an engine over Transformers."""
 
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from lmi_vllm.extension import Extra, Lazy
-
 if TYPE_CHECKING:
+    from lmi_vllm.server.builder import ServerBuilder
     from lmi_vllm.translate.configuration import ConfigurationBuilder
 
 ENGINE: Final = "Transformers engine"
-
-EXTRA: Final = Extra(
-    engines=MappingProxyType({ENGINE: Lazy("lmi_vllm.extras.seq2seq.factory:TransformersFactory")}),
-)
 
 
 def configure(c: "ConfigurationBuilder") -> None:
@@ -23,3 +17,10 @@ def configure(c: "ConfigurationBuilder") -> None:
 
     c.engine(OwnEngine(ENGINE, runs_here))
     c.rule(RulePhase.CHECKPOINT, choose_engine)
+
+
+def serve(s: "ServerBuilder") -> None:
+    """Add to the server."""
+    from lmi_vllm.extras.seq2seq.factory import TransformersFactory
+
+    s.own_engine(ENGINE, TransformersFactory)

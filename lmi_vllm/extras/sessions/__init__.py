@@ -1,15 +1,10 @@
 """Sticky sessions: a client's directory, created, named by its requests and closed."""
 
-from typing import TYPE_CHECKING, Final
-
-from lmi_vllm.extension import Extra, Lazy
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from lmi_vllm.server.builder import ServerBuilder
     from lmi_vllm.translate.configuration import ConfigurationBuilder
-
-EXTRA: Final = Extra(
-    lifespan=Lazy("lmi_vllm.extras.sessions.start:keeping_sessions"),
-)
 
 
 def configure(c: "ConfigurationBuilder") -> None:
@@ -20,3 +15,10 @@ def configure(c: "ConfigurationBuilder") -> None:
 
     c.settings(SessionSettings)
     c.rule(RulePhase.PLACED, check_store)
+
+
+def serve(s: "ServerBuilder") -> None:
+    """Add to the server."""
+    from lmi_vllm.extras.sessions.start import keeping_sessions
+
+    s.lifespan(keeping_sessions)

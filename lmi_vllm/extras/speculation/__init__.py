@@ -1,15 +1,10 @@
 """Speculative decoding: LMI's names and vLLM's older ones, and the draft model that is fetched."""
 
-from typing import TYPE_CHECKING, Final
-
-from lmi_vllm.extension import Extra, Lazy
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from lmi_vllm.server.builder import ServerBuilder
     from lmi_vllm.translate.configuration import ConfigurationBuilder
-
-EXTRA: Final = Extra(
-    additional_downloads=(Lazy("lmi_vllm.extras.speculation.rules:fetch_draft"),),
-)
 
 
 def configure(c: "ConfigurationBuilder") -> None:
@@ -26,3 +21,10 @@ def configure(c: "ConfigurationBuilder") -> None:
     c.settings(SpeculationSettings)
     c.rule(RulePhase.WRITTEN, put_drafts)
     c.rule(RulePhase.PLACED, check_draft_degree)
+
+
+def serve(s: "ServerBuilder") -> None:
+    """Add to the server."""
+    from lmi_vllm.extras.speculation.rules import fetch_draft
+
+    s.start.download(fetch_draft)

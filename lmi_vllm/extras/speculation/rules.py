@@ -15,7 +15,7 @@ from lmi_vllm.sources.local import is_directory
 from lmi_vllm.translate.draft import ArgumentDraft
 
 if TYPE_CHECKING:
-    from lmi_vllm.server.model_files import Fetch
+    from lmi_vllm.server.start_parts import Fetch
 
 _SPECULATIVE_LENGTH: Final = 5  # LMI's default
 # What vLLM 0.32 takes in the place of a model for methods that have none (config/speculative.py).

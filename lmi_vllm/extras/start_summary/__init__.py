@@ -1,9 +1,13 @@
 """A finished start on one screen of the log, or as the fields of one JSON line."""
 
-from typing import Final
+from typing import TYPE_CHECKING
 
-from lmi_vllm.extension import Extra, Lazy
+if TYPE_CHECKING:
+    from lmi_vllm.server.builder import ServerBuilder
 
-EXTRA: Final = Extra(
-    lifespan=Lazy("lmi_vllm.extras.start_summary.summary:summarizing"),
-)
+
+def serve(s: "ServerBuilder") -> None:
+    """Add to the server."""
+    from lmi_vllm.extras.start_summary.summary import summarizing
+
+    s.lifespan(summarizing)

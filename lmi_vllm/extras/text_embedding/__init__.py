@@ -1,15 +1,10 @@
 """Text embedding and reranking as on LMI's Rust and OnnxRuntime engines: options and requests."""
 
-from typing import TYPE_CHECKING, Final
-
-from lmi_vllm.extension import Extra, Lazy
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from lmi_vllm.server.builder import ServerBuilder
     from lmi_vllm.translate.configuration import ConfigurationBuilder
-
-EXTRA: Final = Extra(
-    lifespan=Lazy("lmi_vllm.extras.text_embedding.requests:answering_texts"),
-)
 
 
 def configure(c: "ConfigurationBuilder") -> None:
@@ -24,3 +19,10 @@ def configure(c: "ConfigurationBuilder") -> None:
 
     c.settings(TextEmbeddingSettings)
     c.rule(RulePhase.WRITTEN, put_pooling)
+
+
+def serve(s: "ServerBuilder") -> None:
+    """Add to the server."""
+    from lmi_vllm.extras.text_embedding.requests import answering_texts
+
+    s.lifespan(answering_texts)

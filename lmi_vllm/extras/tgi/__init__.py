@@ -1,9 +1,13 @@
 """The routes of Text Generation Inference's clients, with `tgi_compat`."""
 
-from typing import Final
+from typing import TYPE_CHECKING
 
-from lmi_vllm.extension import Extra, Lazy
+if TYPE_CHECKING:
+    from lmi_vllm.server.builder import ServerBuilder
 
-EXTRA: Final = Extra(
-    routes=(Lazy("lmi_vllm.extras.tgi.routes:GROUP"),),
-)
+
+def serve(s: "ServerBuilder") -> None:
+    """Add to the server."""
+    from lmi_vllm.extras.tgi.routes import GROUP
+
+    s.routes(GROUP)

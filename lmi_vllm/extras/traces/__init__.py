@@ -1,16 +1,10 @@
 """Spans of requests, sent by OpenTelemetry's protocol to where its own variables say."""
 
-from typing import TYPE_CHECKING, Final
-
-from lmi_vllm.extension import Extra, Lazy
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from lmi_vllm.server.builder import ServerBuilder
     from lmi_vllm.translate.configuration import ConfigurationBuilder
-
-EXTRA: Final = Extra(
-    plan_variables=(Lazy("lmi_vllm.extras.traces.endpoint:plan_variables"),),
-    lifespan=Lazy("lmi_vllm.extras.traces.start:tracing"),
-)
 
 
 def configure(c: "ConfigurationBuilder") -> None:
@@ -20,3 +14,12 @@ def configure(c: "ConfigurationBuilder") -> None:
 
     c.settings(TraceSettings)
     c.rule(RulePhase.PLACED, put_endpoint)
+
+
+def serve(s: "ServerBuilder") -> None:
+    """Add to the server."""
+    from lmi_vllm.extras.traces.endpoint import plan_variables
+    from lmi_vllm.extras.traces.start import tracing
+
+    s.start.plan_variables(plan_variables)
+    s.lifespan(tracing)

@@ -1,9 +1,13 @@
 """vLLM's own two routes that load and unload adapters."""
 
-from typing import Final
+from typing import TYPE_CHECKING
 
-from lmi_vllm.extension import Extra, Lazy
+if TYPE_CHECKING:
+    from lmi_vllm.server.builder import ServerBuilder
 
-EXTRA: Final = Extra(
-    routes=(Lazy("lmi_vllm.extras.vllm_adapters.routes:GROUP"),),
-)
+
+def serve(s: "ServerBuilder") -> None:
+    """Add to the server."""
+    from lmi_vllm.extras.vllm_adapters.routes import GROUP
+
+    s.routes(GROUP)

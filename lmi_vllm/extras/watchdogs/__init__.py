@@ -1,15 +1,10 @@
 """Watchdogs of a running engine: one that stalls, or whose numbers are not finite, is replaced."""
 
-from typing import TYPE_CHECKING, Final
-
-from lmi_vllm.extension import Extra, Lazy
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from lmi_vllm.server.builder import ServerBuilder
     from lmi_vllm.translate.configuration import ConfigurationBuilder
-
-EXTRA: Final = Extra(
-    lifespan=Lazy("lmi_vllm.extras.watchdogs.watchdogs:watching"),
-)
 
 
 def configure(c: "ConfigurationBuilder") -> None:
@@ -19,3 +14,10 @@ def configure(c: "ConfigurationBuilder") -> None:
 
     c.settings(WatchdogSettings)
     c.rule(RulePhase.PLACED, check_restart)
+
+
+def serve(s: "ServerBuilder") -> None:
+    """Add to the server."""
+    from lmi_vllm.extras.watchdogs.watchdogs import watching
+
+    s.lifespan(watching)

@@ -10,7 +10,7 @@ from lmi_vllm.errors import EngineStartError
 from lmi_vllm.messages import EngineArguments, ModelArtifacts
 from lmi_vllm.server.engines import engine_factory
 from lmi_vllm.translate.devices import Devices
-from tests.support.assembled import CONFIGURATION, load_settings, translate
+from tests.support.assembled import CONFIGURATION, PARTS, load_settings, translate
 
 
 def model(folder: Path, architecture: str) -> EngineArguments:
@@ -22,7 +22,9 @@ def model(folder: Path, architecture: str) -> EngineArguments:
 
 def test_vllm_runs_models_that_no_extra_runs(tmp_path: Path) -> None:
     """`--engine vllm` is the usual one."""
-    factory = engine_factory("vllm", {}, {}, "json", CONFIGURATION.translator.engines)
+    factory = engine_factory(
+        "vllm", {}, {}, "json", CONFIGURATION.translator.engines, PARTS.engines
+    )
     arguments = model(tmp_path, "LlamaForCausalLM")
     assert arguments.architectures == ("LlamaForCausalLM",)
     assert factory.kind(arguments) == "vllm"

@@ -9,7 +9,7 @@ from lmi_vllm.messages import ModelArtifacts
 from lmi_vllm.server.model_files import ModelFetch
 from lmi_vllm.sources.table import Sources
 from lmi_vllm.translate.devices import Devices
-from tests.support.assembled import CONFIGURATION, load_settings, translate
+from tests.support.assembled import CONFIGURATION, PARTS, load_settings, translate
 
 
 async def test_final_translation_is_handed_on(
@@ -21,7 +21,7 @@ async def test_final_translation_is_handed_on(
     settings = load_settings({"HF_MODEL_ID": "a/b", "OPTION_SERVED_MODEL_NAME": "served"})
     model = ModelArtifacts("b", "a/b", "a/b", revision="main")
     planned = translate(settings, model, Devices())
-    ready = await ModelFetch(model, planned, CONFIGURATION, {}, lambda _: None).fetch()
+    ready = await ModelFetch(model, planned, CONFIGURATION, PARTS.start, {}, lambda _: None).fetch()
     final = ready.translation
     assert (final.model, final.settings) == (ready.model, settings)
     assert (final.arguments.values["model"], ready.model.model) == (str(tmp_path),) * 2
@@ -45,7 +45,7 @@ async def test_no_code_of_a_model_means_no_packages(
     settings = load_settings({"HF_MODEL_ID": str(tmp_path), "LMI_CUSTOM_CODE": code})
     model = ModelArtifacts("b", str(tmp_path), str(tmp_path), directory=tmp_path)
     fetch = ModelFetch(
-        model, translate(settings, model, Devices()), CONFIGURATION, {}, lambda _: None
+        model, translate(settings, model, Devices()), CONFIGURATION, PARTS.start, {}, lambda _: None
     )
     await fetch.install_first()
     assert bool(installed) is (code == "local")

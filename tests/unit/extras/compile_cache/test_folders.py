@@ -10,7 +10,7 @@ from lmi_vllm.errors import StartupError
 from lmi_vllm.extras.compile_cache.folders import compiled_code_exports, compiled_code_folder
 from lmi_vllm.extras.compile_cache.start import kept_code
 from lmi_vllm.messages import EngineArguments, ModelArtifacts
-from lmi_vllm.server.plan import PlannedStart
+from lmi_vllm.server.start_parts import PlannedStart
 from tests.support.assembled import SOURCES, load_settings
 from tests.unit.conftest import OTHER_USER, of_other_user
 

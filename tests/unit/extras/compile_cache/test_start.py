@@ -14,7 +14,7 @@ from lmi_vllm.extras.compile_cache.key import key_parts
 from lmi_vllm.extras.compile_cache.start import CompileCache, compile_cache
 from lmi_vllm.extras.compile_cache.store import FolderStore
 from lmi_vllm.messages import EngineArguments, ModelArtifacts
-from lmi_vllm.server.plan import PlannedStart
+from lmi_vllm.server.start_parts import PlannedStart
 from tests.support.assembled import SOURCES, load_settings
 
 MODEL = ModelArtifacts("m", "org/model", "org/model")

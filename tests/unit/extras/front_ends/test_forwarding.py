@@ -11,12 +11,13 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient
 from pytest_aiohttp import AiohttpClient
 
+from lmi_vllm.assembly import create_app
 from lmi_vllm.extras.front_ends.forwarding import Forwarder
 from lmi_vllm.inference.context import RequestStep
 from lmi_vllm.inference.lifecycle import Lifecycle, State
 from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.inference.service import InferenceService
-from lmi_vllm.web.app import WebOptions, create_app
+from lmi_vllm.web.app import WebOptions
 from lmi_vllm.web.request import PEER
 from tests.conftest import packed_server
 from tests.web.conftest import lifecycle_of

@@ -5,7 +5,7 @@ import pytest
 from lmi_vllm.errors import ConfigurationError
 from lmi_vllm.extras.lmcache import rules
 from lmi_vllm.server.plan import plan_start
-from tests.support.assembled import CONFIGURATION, load_settings
+from tests.support.assembled import CONFIGURATION, PARTS, load_settings
 from tests.support.hub_server import Repository, hub_server
 from tests.unit.conftest import ExplainRun
 
@@ -64,7 +64,7 @@ def test_start_ends_before_anything_is_fetched(monkeypatch: pytest.MonkeyPatch) 
             "OPTION_LMCACHE_AUTO_CONFIG": "true",
         }
         with pytest.raises(ConfigurationError, match=r"lmi-vllm\[lmcache\]"):
-            plan_start(CONFIGURATION, load_settings(environ), environ, {})
+            plan_start(CONFIGURATION, PARTS.start, load_settings(environ), environ, {})
         assert {path.rpartition("/")[2] for path in hub.paths("GET")} == {"config.json"}
 
 

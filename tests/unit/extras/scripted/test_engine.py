@@ -17,7 +17,7 @@ from lmi_vllm.messages import (
     ServingProfile,
 )
 from lmi_vllm.server.engines import engine_factory
-from tests.support.assembled import CONFIGURATION
+from tests.support.assembled import CONFIGURATION, PARTS
 
 CHUNK = GenerationChunk(0, (GeneratedToken(1, "a"),), "a", "stop")
 
@@ -107,7 +107,12 @@ async def test_scripted_engine_openai_names_model() -> None:
 async def test_the_scripted_engine_takes_every_model(tmp_path: Path) -> None:
     """It reads nothing of it; its pace comes from the environment."""
     factory = engine_factory(
-        "scripted", {SCRIPTED_SECONDS: "0.5"}, {}, "json", CONFIGURATION.translator.engines
+        "scripted",
+        {SCRIPTED_SECONDS: "0.5"},
+        {},
+        "json",
+        CONFIGURATION.translator.engines,
+        PARTS.engines,
     )
     (tmp_path / "config.json").write_text('{"architectures": ["T5ForConditionalGeneration"]}')
     arguments = EngineArguments({"model": str(tmp_path)})

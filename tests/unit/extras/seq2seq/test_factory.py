@@ -6,7 +6,7 @@ from pathlib import Path
 from lmi_vllm.messages import ModelArtifacts
 from lmi_vllm.server.engines import engine_factory
 from lmi_vllm.translate.devices import Devices
-from tests.support.assembled import CONFIGURATION, load_settings, translate
+from tests.support.assembled import CONFIGURATION, PARTS, load_settings, translate
 
 
 def test_an_encoder_decoder_model_chooses_the_engine_of_the_extra(tmp_path: Path) -> None:
@@ -16,5 +16,7 @@ def test_an_encoder_decoder_model_chooses_the_engine_of_the_extra(tmp_path: Path
     model = ModelArtifacts("m", str(tmp_path), str(tmp_path))
     arguments = translate(load_settings({}), model, Devices(0)).arguments
     (tmp_path / "config.json").unlink()
-    factory = engine_factory("vllm", {}, {}, "json", CONFIGURATION.translator.engines)
+    factory = engine_factory(
+        "vllm", {}, {}, "json", CONFIGURATION.translator.engines, PARTS.engines
+    )
     assert factory.kind(arguments) == "transformers"

@@ -1,0 +1,84 @@
+"""What features do at the start of a model, and the protocols of that."""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from lmi_vllm.config.settings import Settings
+from lmi_vllm.messages import EngineArguments, ModelArtifacts
+from lmi_vllm.server.code_start import MakeCode
+from lmi_vllm.sources.table import Sources
+
+PlanVariables = Callable[[EngineArguments, Mapping[str, str]], Mapping[str, str]]
+# Called in a thread with settings, model, the engine's arguments and the environment.
+StartVariables = Callable[
+    [Settings, ModelArtifacts, EngineArguments, Mapping[str, str]], Mapping[str, str]
+]
+# From a reference and its revision to the local path.
+Fetch = Callable[[str, str | None], Awaitable[Path]]
+AdditionalDownload = Callable[[EngineArguments, Fetch], Awaitable[EngineArguments]]
+MakePackages = Callable[[ModelArtifacts, Mapping[str, str], Sources], "ModelPackages"]
+
+
+class ModelPackages(Protocol):
+    """Packages that an extra installs for one model. A failure does not end the start."""
+
+    async def install_first(self) -> bool:
+        """Install packages that are known before the fetch; return whether the fetch has more."""
+        ...
+
+    async def install_fetched(self, model: ModelArtifacts) -> None:
+        """Install the packages of the fetched model."""
+        ...
+
+    def with_failure(self, reason: str) -> str:
+        """Return the engine's error with a failed installation that may explain it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStart:
+    """A planned start, for extras; `engine` is the name of the engine that will run."""
+
+    engine: str
+    settings: Settings
+    environ: Mapping[str, str]
+    model: ModelArtifacts
+    arguments: EngineArguments
+    sources: Sources
+
+
+class AroundStart(Protocol):
+    """Hooks of an extra around one start of a model; none of them may raise."""
+
+    @property
+    def exports(self) -> Mapping[str, str]:
+        """Variables that must be set before the engine is imported."""
+        ...
+
+    async def before_engine(self) -> None:
+        """Prepare while the model is fetched; the engine starts once this returns."""
+        ...
+
+    def after_ready(self) -> None:
+        """Called after each warm-up: at the start and after every restart."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StartParts:
+    """What features do at each start of a model.
+
+    `plan_checks` return the errors of a planned start. `plan_variables` are for libraries of this
+    process, `start_variables` for the engine's, once the model's files are fetched. `around` are
+    hooks; None where the settings do not ask for them.
+    """
+
+    make_packages: MakePackages
+    make_code: MakeCode
+    downloads: tuple[AdditionalDownload, ...] = ()
+    plan_checks: tuple[Callable[[Settings], Sequence[str]], ...] = ()
+    plan_variables: tuple[PlanVariables, ...] = ()
+    start_variables: tuple[StartVariables, ...] = ()
+    around: tuple[Callable[[PlannedStart], AroundStart | None], ...] = ()
