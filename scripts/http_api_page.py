@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from http import HTTPStatus
 from typing import Any, Final
 
+from lmi_vllm.assembly import server_parts
 from lmi_vllm.extras.api_docs.openapi import build_document
 
 # The words of the page /docs, so that a type is called the same on both.
@@ -85,7 +86,8 @@ def http_api_page() -> str:
 def _document(is_tgi: bool) -> dict[str, Any]:
     """Return the description of a server without a loaded model: the same wherever it is made."""
     profile = ServingProfile(model_name="lmi", tgi_compat=is_tgi)
-    return build_document(InferenceService(RequestQueue(Lifecycle()), profile), WebOptions())
+    options = WebOptions(groups=server_parts().routes.groups)
+    return build_document(InferenceService(RequestQueue(Lifecycle()), profile), options)
 
 
 def _by_tag(paths: Mapping[str, Any]) -> dict[str, list[Entry]]:
