@@ -128,6 +128,7 @@ class RequestLimits:
     grammar_timeout: float = 10.0  # seconds to compile one
     max_logprobs: int = 20  # the engine's argument; -1 is no limit
     max_tokenize_length: int = 512 << 10  # characters or token ids that are only converted
+    max_prompt_logprobs: int = 16 << 10  # of all tokens of a request's prompts together
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,6 +102,7 @@ class RequestRecord:
     trace_headers: Mapping[str, str] | None = None  # the trace that the engine's span continues
     decoded_pixels: int = 0  # of its images
     decoded_audio: int = 0  # bytes
+    prompt_logprobs: int = 0  # of all its prompts
     parser_seconds: float = 0.0  # that vLLM's parsers took for its answer
     # Called with a task that continues after the answer: the request's resources are kept until it
     # ends.

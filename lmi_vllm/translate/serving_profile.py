@@ -60,6 +60,7 @@ def _limits(settings: Settings, engine: EngineArguments) -> RequestLimits:
         max_stop_strings=settings.server.lmi_max_stop_strings,
         max_stop_length=settings.server.lmi_max_stop_length,
         max_logit_bias=settings.server.lmi_max_logit_bias,
+        max_prompt_logprobs=settings.server.lmi_max_prompt_logprobs,
         max_grammar_size=settings.server.lmi_max_grammar_size,
         max_tokenize_length=settings.server.lmi_max_tokenize_length,
         grammar_timeout=settings.server.lmi_grammar_timeout,

@@ -40,6 +40,9 @@ class Variables(Section):
     lmi_max_logit_bias: int = variable(parse.count,
         "Most entries of logit_bias, stop_token_ids and allowed_token_ids.", default=1024,
         values="number")
+    lmi_max_prompt_logprobs: int = variable(parse.count, "Most log probabilities of the prompts "
+        "of a request: their tokens, times one more than prompt_logprobs (with echo: logprobs), "
+        "times n. vLLM writes them on the event loop.", default=16 << 10, values="number")
     lmi_max_grammar_size: int = variable(parse.human_count, "Largest schema, regular expression or "
         "grammar that an answer is bound to.", default=64 << 10, values="bytes")
     lmi_max_tokenize_length: int = variable(parse.positive_int, "Longest text, or list of token "

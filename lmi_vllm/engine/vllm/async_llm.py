@@ -12,7 +12,7 @@ import contextlib
 import functools
 import sys
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +26,7 @@ from vllm.v1.executor import Executor
 from lmi_vllm.checks.base_model import describe_base
 from lmi_vllm.engine.base import GRAMMAR_SOURCE, CheckGrammar, EngineClient
 from lmi_vllm.engine.private_folders import PrivateFolder, new_private_folder
+from lmi_vllm.engine.turns import TurnBudget
 from lmi_vllm.engine.vllm.adapters import EngineAdapters, UsableAdapters
 from lmi_vllm.engine.vllm.configuration import VllmArguments
 from lmi_vllm.engine.vllm.engine_calls import EngineCalls, LoadedAdapter
@@ -46,6 +47,7 @@ from lmi_vllm.messages import ServingProfile
 from lmi_vllm.telemetry.records import current_record
 
 KILL_POLL_SECONDS: Final = 0.01
+REQUESTS_IN_A_TURN: Final = 64  # that enter in one turn of the event loop: 15 ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,7 @@ class GuardedAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
             lane.read_messages(self.engine_core.decoder)
         seconds = setup.profile.limits.grammar_timeout
         self.check_grammar = grammar_check(self, seconds, setup.thread)
+        self._turn = TurnBudget(REQUESTS_IN_A_TURN)
 
     def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         """End the engine as AsyncLLM does, but not from a half torn down interpreter.
@@ -115,6 +118,7 @@ class GuardedAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
                 "log probabilities of the prompt are not possible on CPU with enable_lora and "
                 "another worker_cls or model runner than the default: vLLM's engine would end"
             )
+        self._check_prompt_logprobs(prompt, sampling_params)
         is_bound = sampling_params.structured_outputs is not None
         if is_bound:
             check_reasoning(self, prompt, options)
@@ -135,6 +139,7 @@ class GuardedAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
         """As AsyncLLM.add_request; see `workarounds.unsent_requests` and `unsent_media`."""
         if fault := fault_of(request_id, params):
             raise VLLMValidationError(fault)
+        await self._turn.wait(1)
         try:
             added = await super().add_request(request_id, prompt, params, *arguments, **named)
         except UNSENDABLE as error:
@@ -208,6 +213,28 @@ class GuardedAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
         if not self.setup.is_cpu or self.vllm_config.lora_config is None:
             return True
         return self._has_our_worker and not self.vllm_config.use_v2_model_runner
+
+    def _check_prompt_logprobs(self, prompt: Any, params: Any) -> None:
+        """Refuse more of them than vLLM may write without a pause.
+
+        Raises:
+            VLLMValidationError: there would be too many.
+        """
+        wanted = params.prompt_logprobs
+        if wanted is None:
+            return
+        ids = prompt.get("prompt_token_ids") if isinstance(prompt, Mapping) else None
+        each = int(self.model_config.get_vocab_size()) if wanted < 0 else wanted + 1
+        count, most = each * len(ids or ()), self.setup.profile.limits.max_prompt_logprobs
+        count *= max(params.n or 1, 1)  # vLLM repeats them for each answer
+        if (record := current_record()) is not None:
+            record.prompt_logprobs += count
+            count = record.prompt_logprobs
+        if count > most:
+            raise VLLMValidationError(
+                f"log probabilities of the prompt: at most {most} (LMI_MAX_PROMPT_LOGPROBS), for "
+                f"each token as many as prompt_logprobs (with echo: logprobs) and one; got {count}"
+            )
 
     def _adapter(self, lora_request: LoRARequest | None) -> LoadedAdapter | None:
         if lora_request is None:

@@ -3,20 +3,23 @@
 vLLM compiles a schema, regular expression or grammar in a thread of its engine that cannot be
 stopped. Then it uses the grammar for each token inside the engine's step. A request of a few bytes
 can make both take minutes. So a child process does both first, and only fast grammars reach the
-engine. vLLM also checks each on the event loop, so what is slow there is refused. A trial cannot
-reach every state (behind a rare word that `logit_bias` forces, for example), so the scheduler ends
-a request whose grammar becomes slow (engine.py).
+engine. vLLM also checks each on the event loop, at every request. That is done once here, and what
+is slow there is refused. A trial cannot reach every state (behind a rare word that `logit_bias`
+forces, for example), so the scheduler ends a request whose grammar becomes slow (engine.py).
 
 Upstream: https://github.com/vllm-project/vllm/issues/54003.
 Releases: 0.31 and later, with xgrammar 0.2.8.
 Shows: `minProperties` over 200 optional ones compiles for 15 s. `((a{1,100}){1,100}){1,100}` takes
-    over a second a token after 90, and all others wait.
+    over a second a token after 90, and all others wait. A schema of 700 bounded integers blocks the
+    event loop for 0.2 s each time.
 May go: when tests/contract/test_hostile_grammars.py holds without it.
 """
 
 import asyncio
+import hashlib
 import importlib
 import time
+from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final
@@ -33,8 +36,9 @@ from lmi_vllm.engine.vllm.names import SamplingParams, StructuredOutputsParams, 
 from lmi_vllm.extras.grammar_trials.trials import Trials
 from lmi_vllm.extras.grammar_trials.walks import TriedGrammar
 
-# Processor time that vLLM's check may take, which it makes again on the event loop.
-CHECK_SECONDS: Final = 0.3
+# Processor time that vLLM's check may take, which is made once on the event loop.
+CHECK_SECONDS: Final = 0.2
+MAX_CHECKED: Final = 1024  # constraints whose check is not made again
 _BACKENDS: Final = {
     "xgrammar": XgrammarBackend,
     "guidance": GuidanceBackend,
@@ -53,6 +57,8 @@ class GrammarGuard:
         self._trials = Trials(seconds, thread)
         self._vocabulary: _Vocabulary | None = None  # once one is needed
         self._reading = asyncio.Lock()
+        self._checked: OrderedDict[bytes, dict[str, Any]] = OrderedDict()
+        llm.input_processor.structured_outputs_config = None  # its check is made here, once
 
     async def __call__(
         self, outputs: StructuredOutputsParams, max_tokens: int | None, source: str
@@ -69,6 +75,32 @@ class GrammarGuard:
         verdict = await self._trials.verdict(_named(outputs), compile_grammar, max_tokens, source)
         if verdict:
             raise VLLMValidationError(verdict)
+        self._check(outputs)
+
+    def _check(self, outputs: StructuredOutputsParams) -> None:
+        """Make vLLM's check, which chooses the library and may write a grammar for a constraint.
+
+        Of a constraint that had it before only the results are taken.
+
+        Raises:
+            ValueError: vLLM refuses it.
+        """
+        digest = hashlib.sha256(repr(outputs).encode("utf-8", "replace")).digest()
+        changes = self._checked.get(digest)
+        if changes is None:
+            before = dict(vars(outputs))
+            config, tokenizer = self._llm.vllm_config, self._llm.renderer.tokenizer
+            params = SamplingParams(structured_outputs=outputs)
+            params.verify(config.model_config, None, config.structured_outputs_config, tokenizer)
+            changes = {
+                name: value
+                for name, value in vars(outputs).items()
+                if value is not before.get(name, self)
+            }
+            self._checked[digest] = changes
+            if len(self._checked) > MAX_CHECKED:
+                self._checked.popitem(last=False)
+        vars(outputs).update(changes)
 
 
 class _Vocabulary:

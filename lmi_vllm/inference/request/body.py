@@ -22,9 +22,11 @@ CSV_COLUMNS: Final = ("inputs", "question", "context")
 EXAMPLE_BODY: Final = '{"inputs": "text", "parameters": {"max_new_tokens": 30}}'
 MAX_MESSAGES: Final = 8192  # and parts: each is checked, and put into the template, one by one
 MAX_TOOLS: Final = 1024  # 50 us each in vLLM's models, on the event loop
+MAX_TOOLS_SIZE: Final = 1 << 20  # bytes of all tools: vLLM's models and templates read each value
 MAX_DEPTH: Final = 200  # levels; orjson writes 254, Python's parsers and templates fail at 1000
-# Of a field beside token ids, or of each tool: vLLM's models write errors for each wrong one.
+# Of a field beside token ids: vLLM's models write errors for each wrong one.
 MAX_FIELD_VALUES: Final = 1 << 15
+MAX_TOOLS_VALUES: Final = 1 << 17  # of all tools
 MAX_FIELDS: Final = 1024  # of an object that has these fields
 MAX_CSV_LINES: Final = 1 << 15
 MAX_CSV_COLUMNS: Final = 64
@@ -234,10 +236,18 @@ def _excesses(given: Mapping[str, Any], limits: RequestLimits) -> Iterator[str]:
             most = f"{limits.max_logit_bias} entries (LMI_MAX_LOGIT_BIAS)"
             yield f"{name}: at most {most} (got {len(value)})"
     yield from _long_lists(given, limits)
+    yield from _large_grammars(given, limits)
+
+
+def _large_grammars(given: Mapping[str, Any], limits: RequestLimits) -> Iterator[str]:
+    tools = 0
     for name, value in _grammars(given):
         if (size := _size(value)) > limits.max_grammar_size:
             most = f"{limits.max_grammar_size} bytes (LMI_MAX_GRAMMAR_SIZE)"
             yield f"{name}: at most {most} (got {size})"
+        tools += size if name.startswith("tools[") else 0
+    if tools > MAX_TOOLS_SIZE:
+        yield f"tools: at most {MAX_TOOLS_SIZE} bytes together (got {tools})"
 
 
 def _long_lists(given: Mapping[str, Any], limits: RequestLimits) -> Iterator[str]:
@@ -281,18 +291,19 @@ def _message_count(value: object) -> int:
 
 def _excess_of_values(name: str, value: Any) -> str:
     """Return what it has too much of for vLLM's models, parsers and templates: levels or values."""
-    level, left = [value], MAX_FIELD_VALUES * (MAX_TOOLS if name == "tools" else 1)
+    most = MAX_TOOLS_VALUES if name == "tools" else MAX_FIELD_VALUES
+    level, left = [value], most
     with contextlib.suppress(RecursionError):  # of arguments
         for _ in range(MAX_DEPTH):
             others = (each for each in level if {*map(type, each)} != {int} or min(each) < 0)
             left -= sum(map(len, others))
             if left < 0:
-                return f"at most {MAX_FIELD_VALUES} values beside token ids"
+                return f"at most {most} values beside token ids"
             level = [one for each in level for one in _held(each) if type(one) in _NESTING]
             if not level:
                 return ""
-    most = f"{MAX_DEPTH} levels, those in the arguments of tool calls, too"
-    return f"objects and lists may nest at most {most}"
+    levels = f"{MAX_DEPTH} levels, those in the arguments of tool calls, too"
+    return f"objects and lists may nest at most {levels}"
 
 
 def _held(value: dict[str, Any] | list[Any]) -> Iterable[Any]:

@@ -7,16 +7,24 @@ from typing import Any
 
 import pytest
 
-from lmi_vllm.engine.vllm.workarounds.text_lengths import SHORT, guard_lengths, render_text
+from lmi_vllm.engine.vllm.workarounds.text_lengths import (
+    MOST_IN_A_TURN,
+    SHORT,
+    guard_lengths,
+    render_text,
+)
 
-PARAMS = SimpleNamespace(max_total_tokens=None)
+PARAMS = SimpleNamespace(max_total_tokens=None, truncate_prompt_tokens=None)
 
 
 class Renderer:
     """A renderer's two ways; its thread waits until it may go on."""
 
     def __init__(self, *, is_fast: bool = True) -> None:
-        self.tokenizer = SimpleNamespace(is_fast=is_fast)
+        self.tokenizer = SimpleNamespace(
+            is_fast=is_fast, truncation_side="right", max_chars_per_token=9
+        )
+        self.seen = ""
         self.config = SimpleNamespace(ec_transfer_config=None)
         self.may_go = asyncio.Event()
         self.tokenize_prompt_async: Callable[..., Any] = self.in_thread
@@ -29,6 +37,7 @@ class Renderer:
     async def in_thread(self, prompt: dict[str, str], _: object) -> str:
         """Tokenize later."""
         await self.may_go.wait()
+        self.seen = prompt["prompt"]
         if prompt["prompt"] == "bad":
             raise ValueError("bad prompt")
         return f"thread {prompt['prompt'][:5]}"
@@ -52,6 +61,50 @@ async def test_short_prompt_stays_here_and_a_long_one_does_not() -> None:
     renderer.may_go.set()
     assert await renderer.ask("x" * SHORT) == "here xxxxx"
     assert await renderer.ask("x" * (SHORT + 1)) == "thread xxxxx"
+
+
+async def test_characters_count_by_their_bytes() -> None:
+    """Of emoji each is a token or more: 900 prompts of them held the loop for 1.9 s."""
+    renderer = Renderer()
+    renderer.may_go.set()
+    assert (await renderer.ask("\U0001f600" * (SHORT // 4))).startswith("here")
+    assert (await renderer.ask("\U0001f600" * (SHORT // 4 + 1))).startswith("thread")
+    assert (await renderer.ask("\ud800")).startswith("here")
+
+
+async def test_many_short_prompts_at_once_go_to_the_thread() -> None:
+    """Those beyond a turn's bound; in the next turn there is room again."""
+    renderer = Renderer()
+    renderer.may_go.set()
+    asked = await asyncio.gather(*(renderer.ask("x" * SHORT) for _ in range(100)))
+    assert [one.startswith("here") for one in asked].count(True) == MOST_IN_A_TURN // SHORT
+    assert (await renderer.ask("x" * SHORT)).startswith("here")
+
+
+TRUNCATED = {
+    "asked for": ({"truncate_prompt_tokens": 5}, "right"),
+    "to the context": ({"truncate_prompt_tokens": -1}, "right"),
+    "on the left": ({"truncate_prompt_tokens": 5, "truncation_side": "left"}, "left"),
+}
+
+
+@pytest.mark.parametrize(("fields", "side"), TRUNCATED.values(), ids=TRUNCATED)
+async def test_truncated_text_is_cut_before_it_is_tokenized(
+    fields: dict[str, Any], side: str
+) -> None:
+    """The part that its tokens come from is left; offsets of another beginning would be wrong."""
+    renderer = Renderer()
+    renderer.may_go.set()
+    given = {"truncation_side": None, "return_token_offsets": False, "max_truncation_tokens": 9}
+    params = SimpleNamespace(max_total_tokens=10, **given | fields)
+    text = "a" + "b" * 8_000_000 + "c"
+    await renderer.tokenize_prompt_async({"prompt": text}, params)
+    assert len(renderer.seen) < 40_000
+    assert renderer.seen == (text[: len(renderer.seen)] if side == "right" else
+                             text[-len(renderer.seen) :])  # fmt: skip
+    params.return_token_offsets = True
+    await renderer.tokenize_prompt_async({"prompt": text}, params)
+    assert (len(renderer.seen) == len(text)) == (side == "left")
 
 
 async def test_short_prompt_waits_behind_the_thread_s() -> None:

@@ -180,6 +180,7 @@ def test_serving_profile_has_the_settings_of_requests(tmp_path: Path) -> None:
         "LMI_MAX_LOGIT_BIAS": "4", "LMI_MAX_GRAMMAR_SIZE": "5", "LMI_GRAMMAR_TIMEOUT": "0",
         "OPTION_MAX_LOGPROBS": "7", "OPTION_SCHEDULING_POLICY": "priority",
         "LMI_MAX_TOKENIZE_LENGTH": "8", "LMI_MEDIA_MAX_PIXELS": "9",
+        "LMI_MAX_PROMPT_LOGPROBS": "10",
     }  # fmt: skip
     settings = load_settings(environ)
     profile = translate(settings, None, Devices()).profile
@@ -191,7 +192,7 @@ def test_serving_profile_has_the_settings_of_requests(tmp_path: Path) -> None:
     assert (profile.predict_timeout, profile.chunked_read_timeout) == (7.0, 8.0)
     assert profile.chat_template == "t"
     assert (profile.enable_auto_tool_choice, profile.tool_call_parser) == (True, "hermes")
-    assert profile.limits == RequestLimits(1, 2, 3, 4, 5, 0.0, 7, 8)
+    assert profile.limits == RequestLimits(1, 2, 3, 4, 5, 0.0, 7, 8, 10)
     assert profile.media == MediaPolicy(max_pixels=9)
     plain = translate(load_settings({}), None, Devices()).profile
     assert plain.served_names == ("lmi",)

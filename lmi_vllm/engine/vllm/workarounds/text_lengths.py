@@ -6,9 +6,13 @@ tokenizers library itself where nothing of Transformers or vLLM is in between th
 that takes a third of the time. No thread changes or calls that tokenizer, since vLLM's threads have
 copies.
 
+Only so many prompts are tokenized in one turn of the event loop: the others of a list use the
+thread.
+
 Long texts and token ids. vLLM refuses a prompt that is longer than the model's context before it
 tokenizes the prompt. `/tokenize` and `/detokenize` have no such bound. The renderer's calls show
-which routes have none.
+which routes have none. A prompt that is to be truncated has no bound either, unless the request
+names the side. Here only the part that the kept tokens can come from is tokenized.
 
 Names of media. A message may name its file (`uuid`). vLLM keeps the file under that name alone,
 where others are kept under their digest. So a client could have its picture answer for another
@@ -19,6 +23,7 @@ Upstream: https://github.com/vllm-project/vllm/pull/27407 (short prompts); the b
 Releases: 0.31 and later.
 Shows: 5 MB of text block the tokenizer's one thread, and so every other prompt, for 5 to 9 s. An
     answer of 3 million tokens blocks the event loop for 1.2 s, with their texts 4 s (two cores).
+    8 MB of which five tokens are kept hold other streams for 6 to 13 s, and take 1.5 GB.
 May go: when vLLM does the first (tests/contract/test_bridge.py), the second's
     test_plain_vllm_has_no_bound_for_texts_that_are_only_converted fails, and the third's
     test_name_of_a_picture_is_the_client_s_own of integration/images_in_messages.py holds without.
@@ -27,9 +32,12 @@ May go: when vLLM does the first (tests/contract/test_bridge.py), the second's
 from functools import cached_property
 from typing import Any, Final
 
+from lmi_vllm.engine.text_bounds import kept_text
+from lmi_vllm.engine.turns import TurnBudget
 from lmi_vllm.telemetry.records import current_record
 
-SHORT: Final = 1000  # characters: 1 to 2 ms, since 5 MB take 5 to 9 s
+SHORT: Final = 1000  # bytes: 1 to 2 ms, since 5 MB take 5 to 9 s
+MOST_IN_A_TURN: Final = 32_000  # bytes of short prompts: 60 ms
 IN_ORDER: Final = (
     "an image: vLLM on a CPU reads it in one direction, this model in both; "
     'option.hf_overrides={"is_mm_prefix_lm": false} allows wrong answers'
@@ -52,13 +60,20 @@ class TextLengths:
         # With other servers, which know the names of media, too.
         self._shares_media = self._config.ec_transfer_config is not None
         self._waiting = 0  # prompts of the thread: a short one must not overtake them
+        self._turn = TurnBudget(MOST_IN_A_TURN)
 
     def takes(self, prompt: Any) -> bool:
-        """Whether this prompt is tokenized at once: a slow tokenizer could block the loop."""
+        """Whether this prompt is tokenized at once: a slow tokenizer could block the loop.
+
+        It must be then: it is counted among those of this turn of the loop.
+        """
         text = prompt.get("prompt")
         if not self._is_fast or self._waiting or not isinstance(text, str):
             return False
-        return len(text) <= SHORT and "encoder_prompt" not in prompt
+        if len(text) > SHORT or "encoder_prompt" in prompt:
+            return False
+        size = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+        return size <= SHORT and self._turn.takes(size)
 
     async def __call__(self, prompt: Any, params: Any) -> Any:
         """Return what vLLM's method returns.
@@ -79,6 +94,7 @@ class TextLengths:
                     self._check(part)
         if self.takes(prompt):
             return self._here(self.tokenized(prompt, params), params)
+        prompt = self._kept(prompt, params)
         self._waiting += 1
         try:
             return await self._in_thread(prompt, params)
@@ -112,6 +128,21 @@ class TextLengths:
         most = params.get_encode_kwargs().get("max_length")
         is_cut = most is not None and len(ids) > most
         return prompt if is_cut else {"prompt_token_ids": ids, **prompt}
+
+    def _kept(self, prompt: Any, params: Any) -> Any:
+        """Return a prompt with the part of its text that its tokens, if truncated, come from."""
+        text, most = prompt.get("prompt"), params.truncate_prompt_tokens
+        if most is None or not isinstance(text, str) or self._tokenizer is None:
+            return prompt
+        side = params.truncation_side or self._tokenizer.truncation_side
+        if side == "left" and params.return_token_offsets:  # they count from the whole text
+            return prompt
+        if most < 0:
+            most = params.max_truncation_tokens
+        if most is None:  # such a text has our own bound
+            return prompt
+        longest = self._tokenizer.max_chars_per_token
+        return {**prompt, "prompt": kept_text(text, most, longest, side)}
 
     def _check(self, prompt: Any) -> None:
         for name, unit in (("prompt", "characters"), ("prompt_token_ids", "token ids")):
