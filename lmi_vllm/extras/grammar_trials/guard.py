@@ -37,7 +37,7 @@ from lmi_vllm.extras.grammar_trials.trials import Trials
 from lmi_vllm.extras.grammar_trials.walks import TriedGrammar
 
 # Processor time that vLLM's check may take, which is made once on the event loop.
-CHECK_SECONDS: Final = 0.2
+CHECK_SECONDS: Final = 0.3
 MAX_CHECKED: Final = 1024  # constraints whose check is not made again
 _BACKENDS: Final = {
     "xgrammar": XgrammarBackend,

@@ -67,6 +67,7 @@ FIELDS_SET: Final = {
     "async_llm.py": {
         "client.resources.engine_dead",
         "params.extra_args",  # of this request alone
+        "record.prompt_logprobs",  # ours
         "self.engine_core.resources.coordinator",
         "self.engine_core.resources.engine_manager",
     },
@@ -89,6 +90,10 @@ FIELDS_SET: Final = {
         "manager.backends",
         "manager.executor",
     },
+    "grammar_trials/guard.py": {
+        "llm.input_processor.structured_outputs_config",  # with none, its check is ours to make
+    },
+    "grammar_trials/queue.py": {"place.sources", "place.turn"},  # ours
     "token_lane/decoding.py": {
         "detokenizer._last_output_text_offset",
         "detokenizer.stream",
