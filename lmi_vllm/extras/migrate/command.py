@@ -3,12 +3,16 @@
 import argparse
 import json
 import shlex
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from lmi_vllm.commands.explain import write_answer
+from lmi_vllm.config.other_servers.tgi_variables import TGI_PAIRS, TGI_VARIABLES
 from lmi_vllm.config.properties import PropertiesFile, read_properties
 from lmi_vllm.errors import ConfigurationError
+from lmi_vllm.extras.migrate.carried import carry, report_unread
+from lmi_vllm.extras.migrate.environment_files import read_environment
 from lmi_vllm.extras.migrate.migration import (
     Migration,
     SourceServer,
@@ -21,7 +25,9 @@ from lmi_vllm.extras.migrate.migration import (
     migrate_sagemaker_vllm,
     migrate_tgi,
     migrate_vllm,
+    report_defaults,
 )
+from lmi_vllm.extras.migrate.tgi_flags import LAUNCHER, variables_of
 from lmi_vllm.translate.configuration import Configuration
 
 AUTO = "auto"
@@ -32,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser, _: Configuration) -> None:
     parser.add_argument("--from", dest="server", choices=(AUTO, *SourceServer), default=AUTO,
                         help="which server the configuration is for")  # fmt: skip
     parser.add_argument("--properties", metavar="FILE", help="a serving.properties")
-    about = "variables: NAME=value lines or a JSON object (default: our own environment)"
+    about = "variables: lines, JSON, YAML, docker run, Dockerfile, Python (default: our own)"
     parser.add_argument("--environment", metavar="FILE", help=about)
     parser.add_argument("--output", metavar="FILE", help="write serving.properties there")
     parser.add_argument(
@@ -42,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser, _: Configuration) -> None:
         help="serving.properties, variables alone, or both as JSON",
     )
     parser.add_argument("flags", nargs=argparse.REMAINDER,
-                        help="flags of `vllm serve`, after --")  # fmt: skip
+                        help="flags of `vllm serve`, or of TGI's launcher, after --")  # fmt: skip
 
 
 def run(
@@ -51,12 +57,18 @@ def run(
     """Print the new configuration and the report; return 2 where something was refused, else 0."""
     if arguments.flags[:1] and arguments.flags[0].endswith(".properties"):
         _take_leading_file(arguments, configuration)
-    variables = _read_environment(arguments.environment) if arguments.environment else environ
+    is_given = bool(arguments.environment)
+    found = read_environment(arguments.environment) if is_given else {**environ}
+    variables = {name: text for name, text in found.items() if text is not None}
     flags = [word for word in arguments.flags if word != "--"]
     file = _read_properties(arguments.properties) if arguments.properties else None
-    asked, found = arguments.server, detect_server(variables, file, bool(flags))
-    server = found if asked == AUTO else SourceServer(asked)
+    server = _server_of(arguments.server, variables, file, flags)
     migration = _migrate(server, variables, file, flags, configuration)
+    carry(migration, variables, _read_names(migration, variables, file), is_given=is_given)
+    report_unread(migration, [name for name, text in found.items() if text is None])
+    if not migration.has_read:
+        return _nothing_read(arguments)
+    report_defaults(migration, variables, file)
     if arguments.output:
         Path(arguments.output).write_text(as_properties(migration.properties), encoding="utf-8")
     if arguments.format == "environment":
@@ -64,6 +76,43 @@ def run(
     formats = {"json": _as_json, "environment": _as_environment, "text": _as_text}
     write_answer(formats[arguments.format](migration))
     return 0 if migration.is_complete else 2
+
+
+def _server_of(
+    asked: str, variables: Mapping[str, str], file: PropertiesFile | None, flags: list[str]
+) -> SourceServer:
+    """Return the server that the configuration is for."""
+    if asked != AUTO:
+        return SourceServer(asked)
+    if flags[:1] == [LAUNCHER]:
+        return SourceServer.TGI
+    return detect_server(variables, file, bool(flags))
+
+
+def _read_names(
+    migration: Migration, variables: Mapping[str, str], file: PropertiesFile | None
+) -> set[str]:
+    """Return the variables that the migration has read as settings, or named."""
+    if migration.server is SourceServer.TGI:
+        return {*TGI_VARIABLES, *TGI_PAIRS}
+    named = {step.source.partition("=")[0] for step in migration.steps}
+    if migration.server is not SourceServer.LMI:
+        return {*named, *(name for name in variables if name.startswith("SM_VLLM_"))}
+    settings = migration.read(variables, file).settings
+    origins = {setting.origin.name for setting in (*settings.all_details(), *settings.others)}
+    kept = {row.name for row in migration.configuration.options.rows.variables}
+    return ((origins - kept) | named) - {"SAGEMAKER_BIND_TO_PORT"}
+
+
+def _nothing_read(arguments: argparse.Namespace) -> int:
+    """Say on stderr that there was nothing to migrate; return 2."""
+    given = arguments.environment or arguments.properties or "our own environment"
+    about = (
+        f"nothing to migrate in {given}: NAME=value lines, JSON or YAML with an Environment, "
+        "`docker run -e NAME=value`, a Dockerfile's ENV and a Python dict can be read"
+    )
+    print(f"lmi-vllm: error: {about}", file=sys.stderr)
+    return 2
 
 
 def _take_leading_file(arguments: argparse.Namespace, configuration: Configuration) -> None:
@@ -87,8 +136,19 @@ def _migrate(
     if server is SourceServer.SAGEMAKER_VLLM:
         return migrate_sagemaker_vllm(environ, configuration)
     if server is SourceServer.TGI:
-        return migrate_tgi(environ, configuration)
+        return _migrate_launcher(environ, variables_of(flags), configuration)
     return migrate_lmi(environ, file, configuration)
+
+
+def _migrate_launcher(
+    environ: Mapping[str, str], flags: Mapping[str, str], configuration: Configuration
+) -> Migration:
+    """Return the migration of TGI's variables and flags; flags win."""
+    migration = migrate_tgi({**environ, **flags}, configuration)
+    for name in flags.keys() - {*TGI_VARIABLES, *TGI_PAIRS}:
+        flag = f"--{name.lower().replace('_', '-')}"
+        migration.steps.append(Step(StepOutcome.REFUSED, flag, why="TGI has no such flag"))
+    return migration
 
 
 def _read_properties(path: str) -> PropertiesFile:
@@ -97,27 +157,6 @@ def _read_properties(path: str) -> PropertiesFile:
         return read_properties(Path(path))
     except OSError as error:
         raise ConfigurationError([f"{path} cannot be read: {error.strerror}"]) from error
-
-
-def _read_environment(path: str) -> dict[str, str]:
-    """Return the variables of a `docker --env-file` or of a JSON object (SageMaker's form)."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigurationError([f"{path} cannot be read: {error.strerror}"]) from error
-    if text.lstrip().startswith("{"):
-        return {str(name): str(value) for name, value in json.loads(text).items()}
-    lines = (line.strip().removeprefix("export ") for line in text.split("\n"))
-    pairs = (line.partition("=") for line in lines if line and not line.startswith("#"))
-    return {name.strip(): _unquoted(value) for name, _, value in pairs}
-
-
-def _unquoted(value: str) -> str:
-    """Return `value` without shell quotes around it."""
-    stripped = value.strip()
-    if stripped[:1] in ("'", '"') and stripped[-1:] == stripped[:1]:
-        return stripped[1:-1]
-    return stripped
 
 
 def _as_json(migration: Migration) -> str:

@@ -28,6 +28,9 @@ _ENOUGH_GPUS: Final = 1024  # the target machine is unknown: no check may fail f
 _NO_STORE: Final = MappingProxyType({"SERVING_MODEL_STORE": "/nonexistent"})
 
 
+_DEFAULT: Final = "(default)"  # the source of a step about what is not set
+
+
 class SourceServer(StrEnum):
     """The server that a configuration was written for, as `--from` names it."""
 
@@ -43,6 +46,7 @@ class StepOutcome(StrEnum):
     MAPPED = "mapped"
     APPROXIMATED = "approximated"
     REFUSED = "refused"
+    DEFAULT = "changed defaults"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +93,7 @@ class Migration:
         """Set `key` where the source leaves it to a default that differs from ours."""
         if key not in self.properties:
             self.properties[key] = text
-            self.steps.append(Step(StepOutcome.MAPPED, "(default)", f"{key}={text}", why))
+            self.steps.append(Step(StepOutcome.MAPPED, _DEFAULT, f"{key}={text}", why))
 
     def server_row(self, name: str) -> Option | None:
         """Return the row of that server setting; None for other names."""
@@ -112,6 +116,11 @@ class Migration:
             )
             for step in self.steps
         ]
+
+    @property
+    def has_read(self) -> bool:
+        """Whether there was anything to migrate."""
+        return any(step.source != _DEFAULT for step in self.steps)
 
     @property
     def is_complete(self) -> bool:
@@ -195,7 +204,7 @@ def _from_flags(migration: Migration, flags: Sequence[Flag]) -> Migration:
     properties = migration.properties
     address = vllm_address(flags)
     if address.startswith("https") and "SERVING_INFERENCE_ADDRESS" not in migration.environment:
-        migration.add("(default)", variable("SERVING_INFERENCE_ADDRESS", address))
+        migration.add(_DEFAULT, variable("SERVING_INFERENCE_ADDRESS", address))
     if "option.model_id" in properties:
         model = properties["option.model_id"]
         migration.default("option.served_model_name", model, "vllm serve answers to the model id")
@@ -206,7 +215,7 @@ def _from_flags(migration: Migration, flags: Sequence[Flag]) -> Migration:
     if "option.max_num_seqs" not in properties:
         why = "vLLM's max_num_seqs depends on the hardware; set it to keep what you had"
         becomes = "option.max_rolling_batch_size=256"
-        migration.steps.append(Step(StepOutcome.APPROXIMATED, "(default)", becomes, why))
+        migration.steps.append(Step(StepOutcome.APPROXIMATED, _DEFAULT, becomes, why))
     return checked(migration)
 
 
@@ -228,6 +237,8 @@ def migrate_lmi(
         is_ours = setting is settings.server.details.model_store  # _NO_STORE
         if not setting.is_set or is_ours or setting.name in whole:
             continue
+        if setting.name == "inference_address" and environ.get("SAGEMAKER_BIND_TO_PORT"):
+            continue  # SageMaker sets that itself: the variable is kept, and means the same
         source = _as_written(setting, texts.get(setting.origin, environ.get(setting.origin.name)))
         faults = _about(setting, (*settings.errors, *translation.errors))
         if faults:  # `serve` would refuse it, so it is not written
@@ -244,6 +255,19 @@ def migrate_lmi(
         if setting.effect == EffectWord.UNKNOWN:
             migration.steps.append(Step(StepOutcome.REFUSED, setting.label, why=setting.note))
     return migration
+
+
+def report_defaults(
+    migration: Migration, environ: Mapping[str, str], file: PropertiesFile | None
+) -> None:
+    """Report each default that is another than in LMI's guides, as `explain` does."""
+    if migration.server is not SourceServer.LMI:
+        return
+    settings, defaults = migration.read(environ, file).settings, migration.configuration.defaults
+    for setting in (*settings.all_details(), *defaults.rows(settings)):
+        if not setting.is_set and (why := defaults.note(setting)):
+            becomes = f"{setting.name}={setting.shown_value}"
+            migration.steps.append(Step(StepOutcome.DEFAULT, _DEFAULT, becomes, why))
 
 
 def _about(setting: Setting, sentences: Sequence[str]) -> list[str]:

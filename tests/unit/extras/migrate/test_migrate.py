@@ -11,6 +11,7 @@ import pytest
 from lmi_vllm.config.other_servers.tgi_variables import TGI_VARIABLES
 from lmi_vllm.config.properties import parse_properties
 from lmi_vllm.extras.migrate import command as migrate
+from lmi_vllm.extras.migrate.environment_files import read_environment
 from lmi_vllm.extras.migrate.migration import as_properties, as_variables, migrate_lmi
 from tests.support.assembled import CONFIGURATION, load_settings
 
@@ -382,7 +383,7 @@ def test_file_of_variables_has_no_line_break(
     code = migrate.run(parser.parse_args([*words, str(given)]), {}, CONFIGURATION)
     output = capsys.readouterr().out
     written.write_text(output)
-    variables = migrate._read_environment(str(written))
+    variables = read_environment(str(written))
     assert variables.pop("OPTION_MODEL_ID") == "a/b"
     if end == "\u2028":
         assert (code, variables) == (0, {"OPTION_CHAT_TEMPLATE": text})

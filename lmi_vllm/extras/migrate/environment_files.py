@@ -1,0 +1,202 @@
+"""Reads variables from what people have them in: files of variables, JSON, YAML, commands, code.
+
+A file is read as the first of these forms that fits. Values stay text as they were written. None is
+a value that the file does not hold: of a secret, or of an expression.
+"""
+
+import ast
+import re
+import shlex
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from lmi_vllm.errors import ConfigurationError
+
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
+_MAPS: Final = ("Environment", "environment", "env", "Env", "EnvironmentVariables")
+_BOMS: Final = ((b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16"), (b"\xef\xbb\xbf", "utf-8-sig"))
+Variables = dict[str, str | None]
+_LINE: Final = re.compile(r"(export )?[A-Z][A-Za-z0-9_.]*=")
+
+
+def read_environment(path: str) -> Variables:
+    """Return the variables of a file; none where it has another form.
+
+    Raises:
+        ConfigurationError: it cannot be read.
+    """
+    try:
+        content = Path(path).read_bytes()
+        encoding = next((name for bom, name in _BOMS if content.startswith(bom)), "utf-8")
+        text = content.decode(encoding)
+    except OSError as error:
+        raise ConfigurationError([f"{path} cannot be read: {error.strerror}"]) from error
+    except UnicodeDecodeError as error:
+        reason = f"{path} is not text in UTF-8 or UTF-16: {error.reason}"
+        raise ConfigurationError([reason]) from error
+    for form in _FORMS:
+        if found := form(text):
+            return found
+    return {}
+
+
+def _from_document(text: str) -> Variables:
+    """Variables of JSON or YAML: SageMaker's requests, Kubernetes, Compose, `docker inspect`."""
+    try:
+        # BaseLoader makes no objects, and leaves every scalar the text that was written.
+        documents = [*yaml.load_all(text, Loader=yaml.BaseLoader)]
+    except (yaml.YAMLError, RecursionError):
+        return {}
+    found: Variables = {}
+    for document in documents:
+        if isinstance(document, dict) and _is_plain(document):
+            found |= document
+        else:
+            for part in _parts(document):
+                found |= part
+    return found
+
+
+def _is_plain(document: Mapping[Any, Any]) -> bool:
+    """Whether a document is names and values alone."""
+    return bool(document) and all(
+        isinstance(name, str) and _NAME.fullmatch(name) and isinstance(value, str)
+        for name, value in document.items()
+    )
+
+
+def _parts(document: Any) -> Iterator[Variables]:
+    """Yield the variables of every environment in a document."""
+    if isinstance(document, list):
+        if (found := _of_list(document)) is not None:
+            yield found
+            return
+        for item in document:
+            yield from _parts(item)
+    elif isinstance(document, dict):
+        for key, value in document.items():
+            if key in _MAPS and isinstance(value, dict):
+                yield {str(name): _as_text(text) for name, text in value.items()}
+            else:
+                yield from _parts(value)
+
+
+def _of_list(items: list[Any]) -> Variables | None:
+    """Variables of a list: `name` and `value` (Kubernetes, ECS), or NAME=value (Docker)."""
+    if not items:
+        return None
+    if all(isinstance(item, dict) and "name" in item for item in items):
+        if not any({"value", "valueFrom"} & {*item} for item in items):
+            return None  # containers, volumes
+        return {str(item["name"]): _as_text(item.get("value")) for item in items}
+    if all(isinstance(item, str) and _LINE.match(item) for item in items):
+        pairs = (item.partition("=") for item in items)
+        return {name: value for name, _, value in pairs}
+    return None
+
+
+def _as_text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _from_command(text: str) -> Variables:
+    """Variables of `docker run -e NAME=value --env NAME=value`."""
+    if not re.search(r"(^|\s)(-e|--env)[\s=]", text):
+        return {}
+    try:
+        words = shlex.split(text.replace("\\\n", " "), comments=True)
+    except ValueError:
+        return {}
+    found: Variables = {}
+    for place, word in enumerate(words):
+        pair = word.removeprefix("--env=") if word.startswith("--env=") else ""
+        if word in ("-e", "--env") and place + 1 < len(words):
+            pair = words[place + 1]
+        name, has_value, value = pair.partition("=")
+        if _NAME.fullmatch(name):
+            found[name] = value if has_value else None
+    return found
+
+
+def _from_dockerfile(text: str) -> Variables:
+    """Variables of `ENV NAME=value …` and of the older `ENV NAME value`."""
+    found: Variables = {}
+    for line in text.replace("\\\n", " ").split("\n"):
+        match = re.match(r"\s*ENV\s+(.*)", line)
+        if match is None:
+            continue
+        try:
+            words = shlex.split(match[1])
+        except ValueError:
+            continue
+        if words and "=" not in words[0]:
+            found[words[0]] = " ".join(words[1:])
+        else:
+            found |= {name: value for name, _, value in (word.partition("=") for word in words)}
+    return found
+
+
+def _from_python(text: str) -> Variables:
+    """Variables of the dicts in a piece of Python; the value of an expression is not known."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError):
+        return {}
+    found: Variables = {}
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Dict):
+            continue
+        for key, value in zip(node.keys, node.values, strict=True):
+            name = key.value if isinstance(key, ast.Constant) else None
+            constant = _constant(value)
+            if isinstance(name, str) and re.fullmatch(r"[A-Z][A-Za-z0-9_]*", name):
+                found[name] = constant
+    return found
+
+
+def _constant(node: ast.expr) -> str | None:
+    """The text of a constant, also in `str(…)` or `json.dumps(…)`; None for what is computed."""
+    if isinstance(node, ast.Call) and len(node.args) == 1 and not node.keywords:
+        node = node.args[0]
+    if not isinstance(node, ast.Constant) or node.value is None:
+        return None
+    return str(node.value).lower() if isinstance(node.value, bool) else str(node.value)
+
+
+def _from_plain_lines(text: str) -> Variables:
+    """Variables of a file in which every line is one."""
+    lines = [line.strip() for line in text.split("\n")]
+    given = [line for line in lines if line and not line.startswith("#")]
+    return _from_lines(text) if all(map(_LINE.match, given)) else {}
+
+
+def _from_lines(text: str) -> Variables:
+    """Variables of NAME=value lines, as of `docker --env-file` or a shell."""
+    lines = (line.strip().removeprefix("export ") for line in text.split("\n"))
+    pairs = (line.partition("=") for line in lines if line and not line.startswith("#"))
+    return {
+        name.strip(): _unquoted(value)
+        for name, has_value, value in pairs
+        if has_value and _NAME.fullmatch(name.strip())
+    }
+
+
+def _unquoted(value: str) -> str:
+    """Return `value` without shell quotes around it."""
+    stripped = value.strip()
+    if stripped[:1] in ("'", '"') and stripped[-1:] == stripped[:1]:
+        return stripped[1:-1]
+    return stripped
+
+
+_FORMS: Final[tuple[Callable[[str], Variables], ...]] = (
+    _from_plain_lines,
+    _from_document,
+    _from_command,
+    _from_dockerfile,
+    _from_python,
+    _from_lines,
+)
