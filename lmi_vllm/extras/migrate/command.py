@@ -93,9 +93,9 @@ def _read_names(
     migration: Migration, variables: Mapping[str, str], file: PropertiesFile | None
 ) -> set[str]:
     """Return the variables that the migration has read as settings, or named."""
-    if migration.server is SourceServer.TGI:
-        return {*TGI_VARIABLES, *TGI_PAIRS}
     named = {step.source.partition("=")[0] for step in migration.steps}
+    if migration.server is SourceServer.TGI:
+        return {*named, *TGI_VARIABLES, *TGI_PAIRS}
     if migration.server is not SourceServer.LMI:
         return {*named, *(name for name in variables if name.startswith("SM_VLLM_"))}
     settings = migration.read(variables, file).settings
