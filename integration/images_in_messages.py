@@ -229,6 +229,23 @@ def test_invalid_or_too_many_images_are_the_client_s_error(
 
 LARGE: Final = {"top_k": 2**70, "temperature": 1}  # not greedy: then vLLM drops `top_k`
 OPEN: Final = {"structured_outputs": {"regex": "(" * 40}}
+
+
+def test_adapter_of_the_text_model_answers(server: RunningServer, tmp_path: Path) -> None:
+    """Trained without the tower, its modules have shorter names than in this model."""
+    short = TEXT_MODULES.replace("model.language_model.", "model.")
+    folder = text_adapter(tmp_path / "short", ADAPTERS.index("second"), short)
+    query = f"/adapters?name=short&src={folder}"
+    added = call(server.url, query, method="POST")
+    assert added.status == 200, added.body
+    chats, payload = "/v1/chat/completions", _payload(_data_url(_picture(1)))
+    texts = [
+        _text(call(server.url, chats, {**payload, "model": name}))
+        for name in ("short", "second", "lmi")
+    ]
+    assert texts[0] == texts[1] != texts[2]
+
+
 NEVER_SENT: Final[dict[str, tuple[str, int, dict[str, Any]]]] = {
     "a number that cannot be sent": ("/v1/chat/completions", 400, LARGE),
     "two answers": ("/v1/chat/completions", 400, {**LARGE, "n": 2}),

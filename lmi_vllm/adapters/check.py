@@ -19,7 +19,7 @@ from lmi_vllm.checks.adapter_config import (
     read_config,
     resolve_scales,
 )
-from lmi_vllm.checks.adapter_weights import check_values
+from lmi_vllm.checks.adapter_weights import check_base_layers, check_parts, check_values
 from lmi_vllm.checks.base_model import BaseModel
 from lmi_vllm.checks.safetensors_header import DamagedFileError, Shape, Tensor, read_tensors
 from lmi_vllm.errors import AdapterMissingError, AdapterRefusedError
@@ -41,10 +41,7 @@ def check_adapter(folder: Path, shown: str, base: BaseModel) -> None:
     Raises:
         AdapterRefusedError: what is wrong with it.
     """
-    if not folder.is_dir():
-        raise AdapterMissingError(
-            f"Only local LoRA models are supported. {shown} is not a valid path"
-        )
+    check_folder(folder, shown)
     try:
         config = _read_config(folder / CONFIG, shown)
         _check_config(config, shown, base)
@@ -55,9 +52,23 @@ def check_adapter(folder: Path, shown: str, base: BaseModel) -> None:
             _check_weights(shapes, shown, base)
             modules = {module_of(name)[0] for name in tensors}
             scales = resolve_scales(config, modules, shown)
+            check_parts(tensors, scales, shown)
             check_values(folder / WEIGHTS, tensors, scales, shown, base.limit)
+            check_base_layers(folder / WEIGHTS, tensors, base.weights, shown)
     except OSError as error:
         raise AdapterRefusedError(f"{shown} cannot be read: {error.strerror}") from error
+
+
+def check_folder(folder: Path, shown: str) -> None:
+    """Check that there is a folder.
+
+    Raises:
+        AdapterMissingError: there is none, or a file.
+    """
+    if not folder.is_dir():
+        raise AdapterMissingError(
+            f"Only local LoRA models are supported. {shown} is not a valid path"
+        )
 
 
 def _read_config(path: Path, shown: str) -> dict[str, Any]:
@@ -119,7 +130,7 @@ def _check_weights(shapes: Mapping[str, Shape], shown: str, base: BaseModel) -> 
     for module, pair in pairs.items():
         if len(pair) != 2:  # noqa: PLR2004 (A and B)
             raise AdapterRefusedError(f"{shown}: {module} has {next(iter(pair))} only")
-        if all(len(shape) == _MATRIX for shape in pair.values()):
+        if all(len(shape) == _MATRIX and 0 not in shape for shape in pair.values()):
             _check_pair(module, pair, shown, base)
     if base.shapes and (unknown := _unknown(list(pairs), base)):
         more = f" and {len(unknown) - _SHOWN_MODULES} more" * (len(unknown) > _SHOWN_MODULES)

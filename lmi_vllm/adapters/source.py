@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from lmi_vllm.adapters.check import check_adapter
+from lmi_vllm.adapters.check import check_adapter, check_folder
 from lmi_vllm.checks.adapter_config import CONFIG, PICKLED_WEIGHTS, WEIGHTS
 from lmi_vllm.checks.base_model import BaseModel
 from lmi_vllm.errors import (
@@ -74,6 +74,7 @@ class AdapterSources:
             AdapterRefusedError: it is not a valid adapter, or brings code that may not be run.
             BadParameterError: secure mode forbids what it brings.
         """
+        check_folder(folder, src)
         self._check_security(folder, src)
         folder = self._confined(_adapter_folder(folder), src, local)
         self._check_size(folder, src)

@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -68,10 +68,19 @@ class LoraScales:
     ranks: Mapping[str, int]
     alphas: Mapping[str, float]
 
+    def rank_of(self, module: str) -> int:
+        """Return the rank of one module, by which its scale is computed."""
+        return self.ranks.get(_matched_name(module), self.rank)
+
+    def renamed(self, modules: Mapping[str, str]) -> "LoraScales":
+        """Return the factors of the same modules under other names."""
+        ranks = {modules.get(name, name): rank for name, rank in self.ranks.items()}
+        alphas = {modules.get(name, name): alpha for name, alpha in self.alphas.items()}
+        return replace(self, ranks=ranks, alphas=alphas)
+
     def of(self, module: str) -> float:
         """Return the factor of one module, as PEFT and vLLM compute it."""
-        name = _matched_name(module)
-        rank, alpha = self.ranks.get(name, self.rank), self.alphas.get(name, self.alpha)
+        rank, alpha = self.rank_of(module), self.alphas.get(_matched_name(module), self.alpha)
         return alpha / math.sqrt(rank) if self.is_rank_stabilised else alpha / rank
 
 

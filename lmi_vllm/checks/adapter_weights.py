@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from lmi_vllm.checks.adapter_config import LoraScales, module_of
+from lmi_vllm.checks.adapter_names import plain_name
 from lmi_vllm.checks.safetensors_header import Tensor
 from lmi_vllm.errors import AdapterRefusedError
 
@@ -22,6 +23,7 @@ from lmi_vllm.errors import AdapterRefusedError
 # no adaptation. Nearly zero weights count as ones of usual size.
 MAX_RATIO_TO_BASE: Final = 10.0
 USUAL_SIZE: Final = 0.02
+MAX_ROUNDING: Final = 0.01  # of a weight's size; rounding to bfloat16 changes 0.002 of it
 UNKNOWN_LIMIT: Final = 1.0  # of the product's size, if the base's weights are not known
 LARGEST_NUMBER: Final = 1e4  # of a scaled weight: half precision ends at 65504
 _BLOCK_NUMBERS: Final = 1 << 20
@@ -30,6 +32,9 @@ _SAMPLES: Final = 8  # numbers of a base weight that are sampled
 _SAMPLE_NUMBERS: Final = 4096
 _A: Final = "lora_A"
 _B: Final = "lora_B"
+_BASE_LAYER: Final = "base_layer"
+_HEADS: Final = ("score", "classifier")  # of classification, which vLLM takes whole
+_TOKENS: Final = "trainable_tokens_"
 _PARTS: Final = frozenset({_A, _B})
 _MATRIX: Final = 2
 Limit = Callable[[str], float]
@@ -85,6 +90,88 @@ def check_values(
     with path.open("rb") as file:
         for module, parts in modules.items():
             _check_module(file, parts, scales.of(module), f"{shown}: {module}", limit(module))
+
+
+def check_parts(tensors: Mapping[str, Tensor], scales: LoraScales, shown: str) -> None:
+    """Check that there is nothing but LoRA's factors, whole, and of the rank that scales them.
+
+    Raises:
+        AdapterRefusedError: names the weight and what is wrong with it.
+    """
+    for name, tensor in tensors.items():
+        module, part = module_of(plain_name(name).removesuffix(".bias"))
+        if part not in (*_PARTS, _BASE_LAYER, *_HEADS):
+            raise AdapterRefusedError(f"{shown}: {_whole(name)}")
+        if not math.prod(tensor.shape):
+            raise AdapterRefusedError(
+                f"{shown}: {name} is empty, as DeepSpeed's ZeRO-3 saves weights that were not "
+                "gathered: save the adapter again with gathered weights"
+            )
+        if part == _A and len(tensor.shape) == _MATRIX and ".experts" not in module:
+            _check_rank(module, tensor.shape[0], scales.rank_of(module_of(name)[0]), shown)
+
+
+def _check_rank(module: str, rank: int, stated: int, shown: str) -> None:
+    if stated != rank:
+        raise AdapterRefusedError(
+            f"{shown}: {module} has rank {rank} in its weights and {stated} in "
+            "adapter_config.json (r, rank_pattern), so its scale would be wrong"
+        )
+
+
+def _whole(name: str) -> str:
+    """Return what to say of a weight that is no factor."""
+    if _TOKENS in name:
+        return (
+            f"{name} trains single tokens (trainable_token_indices), which vLLM does not support: "
+            "merge the adapter into the model"
+        )
+    return (
+        f"{name} is a whole weight, of modules_to_save or of a vocabulary that was resized; vLLM "
+        "serves LoRA's factors only: train the adapter without it, or merge it into the model"
+    )
+
+
+def check_base_layers(
+    path: Path, tensors: Mapping[str, Tensor], base: Mapping[str, tuple[Path, Tensor]], shown: str
+) -> None:
+    """Check that the base's weights in an adapter are those of the served model, by samples.
+
+    PEFT saves them beside adapters of embeddings and heads. vLLM reads none of them.
+
+    Raises:
+        AdapterRefusedError: they are of another model, or of a vocabulary that was resized.
+        OSError: a file cannot be read.
+    """
+    for name, tensor in tensors.items():
+        module, part = module_of(name)
+        if part != _BASE_LAYER or (place := base.get(module)) is None:
+            continue
+        if tensor.shape != place[1].shape:
+            found, served = (" x ".join(map(str, one.shape)) for one in (tensor, place[1]))
+            raise AdapterRefusedError(
+                f"{shown}: the base's weight of {module} is {found} in it and {served} in the "
+                "model served: it belongs to another model, or to one whose vocabulary was resized"
+            )
+        if find_spec("numpy") is not None and not _is_same(path, tensor, *place):
+            raise AdapterRefusedError(
+                f"{shown} belongs to another base model: the base's weight of {module} in it is "
+                "not that of the model served"
+            )
+
+
+def _is_same(path: Path, tensor: Tensor, base_path: Path, base: Tensor) -> bool:
+    """Whether samples of two tensors differ by no more than the rounding of number formats."""
+    numbers, error, size = math.prod(tensor.shape), 0.0, 0.0
+    count = min(_SAMPLE_NUMBERS, numbers)
+    with path.open("rb") as file, base_path.open("rb") as base_file:
+        for sample in range(_SAMPLES):
+            first = (numbers - count) * sample // (_SAMPLES - 1)
+            ours = _numbers(file, tensor, first, count).astype("f8")
+            theirs = _numbers(base_file, base, first, count).astype("f8")
+            error += float(((ours - theirs) ** 2).sum())
+            size += float((theirs**2).sum())
+    return math.sqrt(error) <= MAX_ROUNDING * math.sqrt(size)
 
 
 def _modules(tensors: Mapping[str, Tensor], shown: str) -> Mapping[str, Mapping[str, Tensor]]:

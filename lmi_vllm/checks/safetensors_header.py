@@ -1,6 +1,7 @@
 """Reads the header of a safetensors file; a damaged file is named as such."""
 
 import json
+import shutil
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -71,6 +72,24 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     if end != data_bytes:
         raise DamagedFileError(f"its tensors end at byte {end} of {data_bytes}")
     return tensors
+
+
+def rename_tensors(path: Path, target: Path, names: Mapping[str, str]) -> None:
+    """Write a checked file again with other names; those that `names` lacks stay.
+
+    Raises:
+        DamagedFileError: two tensors would have one name.
+        OSError: a file cannot be read or written.
+    """
+    with path.open("rb") as file, target.open("wb") as copy:
+        (length,) = struct.unpack("<Q", file.read(_LENGTH_BYTES))
+        entries = _decoded(file.read(length))
+        renamed = {names.get(name, name): entry for name, entry in entries.items()}
+        if len(renamed) < len(entries):
+            raise DamagedFileError("two of its tensors have one name")
+        header = json.dumps(renamed).encode()
+        copy.write(struct.pack("<Q", len(header)) + header)
+        shutil.copyfileobj(file, copy)
 
 
 def _decoded(text: bytes) -> dict[str, Any]:

@@ -18,11 +18,12 @@ import zmq
 from vllm.lora.request import LoRARequest
 from vllm.lora.resolver import LoRAResolverRegistry
 
+from lmi_vllm.checks.safetensors_header import rename_tensors
 from lmi_vllm.engine.vllm.bridge import Bridge
 from lmi_vllm.messages import HttpCall, OpenAICall
 from tests.contract.adapter_loader import IDS, Loader
 from tests.contract.conftest import LoopThread
-from tests.support.adapter_files import make_adapter
+from tests.support.adapter_files import WEIGHTS, make_adapter, read_header
 
 pytestmark = pytest.mark.vllm
 
@@ -169,3 +170,24 @@ def test_event_of_the_cache_has_the_name_of_requests(
             assert keys == ([None] * len(hashes) if ref is None else [["fr@home"]] * len(hashes))
             blocks.append(hashes)
     assert len(frozenset().union(*blocks)) == sum(map(len, blocks)) > len(blocks)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("base_model.model.", "base_model.model._orig_mod."),
+        ("base_model.model.", "module.base_model.model."),
+        (".weight", ".default.weight"),
+        ("base_model.model.model.", "base_model.model."),
+    ],
+)
+def test_weights_with_names_of_a_wrapper_answer_as_without(
+    adapters: Loader, tmp_path: Path, old: str, new: str
+) -> None:
+    """In the engine's copy they are renamed: alone, and with a rank and a scale of their own."""
+    plain = make_adapter(tmp_path / "plain", 3, alpha_pattern={"q_proj": 2})
+    wrapped = make_adapter(tmp_path / "wrapped", 3, alpha_pattern={"q_proj": 2})
+    names = {name: name.replace(old, new) for name in read_header(plain / WEIGHTS)}
+    rename_tensors(plain / WEIGHTS, wrapped / WEIGHTS, names)
+    expected = adapters.ask(adapters.load(plain))
+    assert adapters.ask(adapters.load(wrapped)) == expected != adapters.ask()

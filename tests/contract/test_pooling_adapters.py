@@ -13,10 +13,12 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
+from lmi_vllm.checks.safetensors_header import rename_tensors
 from lmi_vllm.demo import DEMO_MODEL_DIR
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.messages import AdapterRef, HttpCall, RouteKind
 from tests.contract.conftest import DEMO_ADAPTERS, LoopThread, start_demo_engine
+from tests.support.adapter_files import WEIGHTS, read_header
 
 pytestmark = pytest.mark.vllm
 TYPES: Final = [(b"content-type", b"application/json")]
@@ -109,6 +111,23 @@ def test_adapter_of_the_call_answers_on_each_route(pooling: Pooling) -> None:
             assert [_rounded(answer) for answer in together] == [
                 _rounded(answer) for answer in alone
             ], path
+
+
+def test_adapter_without_the_prefix_answers_as_with_it(pooling: Pooling, tmp_path: Path) -> None:
+    """PEFT writes none for AutoModel. VLLM packs copies of such modules, and leaves the others."""
+    capitals = DEMO_ADAPTERS / "capitals"
+    shutil.copytree(capitals, tmp_path / "bare")
+    names = {
+        name: name.replace("base_model.model.model.", "base_model.model.")
+        for name in read_header(capitals / WEIGHTS)
+    }
+    rename_tensors(capitals / WEIGHTS, tmp_path / "bare" / WEIGHTS, names)
+    ref = AdapterRef("bare", str(tmp_path / "bare"), 40_100)
+    pooling.run(pooling.engine.load_adapter(ref))
+    path = next(iter(BODIES[pooling.task]))
+    bare, capital = (_rounded(pooling.ask(one, path=path)[0]) for one in (ref, pooling.adapters[0]))
+    pooling.run(pooling.engine.unload_adapter(ref))
+    assert bare == capital
 
 
 def _rounded(value: Any) -> Any:

@@ -35,7 +35,7 @@ PACKAGES = {
     "translate": rf"{SHARED}|{DEMO}|(config|sources|checks)\..*",
     # Pure checks of files are made once more, on the copy that the engine reads.
     "engine": rf"{SHARED}|telemetry\..*"
-    r"|checks\.(adapter_config|adapter_weights|base_model|safetensors_header)\.\w+",
+    r"|checks\.(adapter_config|adapter_names|adapter_weights|base_model|safetensors_header)\.\w+",
     "adapters": rf"{SHARED}|{ENGINE}|(checks|sources)\..*",
     "inference": rf"{SHARED}|{ENGINE}|(telemetry|adapters)\..*",
     "web": rf"{SHARED}|(telemetry|adapters|inference)\..*",

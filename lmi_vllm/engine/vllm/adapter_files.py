@@ -3,8 +3,9 @@
 import json
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from lmi_vllm.checks.adapter_config import (
@@ -16,23 +17,33 @@ from lmi_vllm.checks.adapter_config import (
     read_config,
     resolve_scales,
 )
-from lmi_vllm.checks.adapter_weights import Limit, check_values
-from lmi_vllm.checks.safetensors_header import DamagedFileError, read_tensors
+from lmi_vllm.checks.adapter_names import fitting_names
+from lmi_vllm.checks.adapter_weights import check_base_layers, check_parts, check_values
+from lmi_vllm.checks.base_model import BaseModel
+from lmi_vllm.checks.safetensors_header import DamagedFileError, read_tensors, rename_tensors
 from lmi_vllm.errors import AdapterRefusedError
 from lmi_vllm.extension import extension
 
+NO_NAMES: Final[Mapping[str, str]] = MappingProxyType({})
 _CHUNK_BYTES: Final = 1 << 20
+_TRAINED: Final = "as_trained.safetensors"  # the weights with the names of their training
 
 
 def copy_adapter(
-    source: Path, target: Path, limit: Limit, most_bytes: int, roots: Sequence[Path] = ()
+    source: Path,
+    target: Path,
+    base: BaseModel,
+    most_bytes: int,
+    roots: Sequence[Path] = (),
+    names: Mapping[str, str] = NO_NAMES,
 ) -> None:
     """Copy the files of an adapter that the engine reads, and make the copy safe.
 
     The copy is checked, because the source may have changed since the registration. In the copy,
     module names replace regular expressions, and safetensors replace a pickle. Other files of the
-    folder are not copied, whatever their number and size. `limit` is the largest product for each
-    module, `most_bytes` the size of all files. If `source` is below one of `roots`, its files are.
+    folder are not copied, whatever their number and size. `base` is the served model, `most_bytes`
+    the size of all files. If `source` is below one of `roots`, its files are. In the copy weights
+    have the names that `names` has for them.
 
     Raises:
         NotADirectoryError: there is no such folder.
@@ -49,7 +60,7 @@ def copy_adapter(
         if (source / name).is_file():
             most_bytes -= _copy_file(source / name, target / name, most_bytes, real_roots)
     try:
-        _make_harmless(target, str(source), limit)
+        _make_harmless(target, str(source), base, names)
     except (DamagedFileError, ValueError, RecursionError) as error:
         raise AdapterRefusedError(f"{source} is damaged: {error}") from error
 
@@ -74,15 +85,33 @@ def _copy_file(source: Path, target: Path, most_bytes: int, roots: Sequence[Path
     return size
 
 
-def _make_harmless(copy: Path, shown: str, limit: Limit) -> None:
+def renamed_weights(folder: Path, base: BaseModel) -> Mapping[str, str]:
+    """Return other names for an adapter's weights, by which all fit; empty if there are none.
+
+    Raises:
+        OSError: they cannot be read.
+        DamagedFileError: they are damaged.
+    """
+    return fitting_names(read_tensors(folder / WEIGHTS), base.shapes)
+
+
+def _make_harmless(copy: Path, shown: str, base: BaseModel, names: Mapping[str, str]) -> None:
     for name in PICKLED_WEIGHTS:
         if (copy / name).is_file():
             _without_pickle(copy / name, copy / WEIGHTS, f"{shown}: {name}")
     config = read_config(copy / CONFIG, shown)
     tensors = read_tensors(copy / WEIGHTS)
+    scales = resolve_scales(config, {module_of(name)[0] for name in tensors}, shown)
+    if names:
+        (copy / WEIGHTS).rename(copy / _TRAINED)
+        rename_tensors(copy / _TRAINED, copy / WEIGHTS, names)
+        (copy / _TRAINED).unlink()
+        scales = scales.renamed({module_of(a)[0]: module_of(b)[0] for a, b in names.items()})
+        tensors = read_tensors(copy / WEIGHTS)
     modules = {module_of(name)[0] for name in tensors}
-    scales = resolve_scales(config, modules, shown)
-    check_values(copy / WEIGHTS, tensors, scales, shown, limit)
+    check_parts(tensors, scales, shown)
+    check_values(copy / WEIGHTS, tensors, scales, shown, base.limit)
+    check_base_layers(copy / WEIGHTS, tensors, base.weights, shown)
     (copy / CONFIG).write_text(json.dumps(engine_config(config, scales, modules, shown)))
 
 

@@ -21,17 +21,19 @@ when it may go. This module imports no vLLM.
 
 import asyncio
 import contextlib
+import logging
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Final, Protocol
 
-from lmi_vllm.checks.adapter_weights import Limit, any_base
+from lmi_vllm.checks.base_model import BaseModel
+from lmi_vllm.checks.safetensors_header import DamagedFileError
 from lmi_vllm.engine.base import ActiveAdapters
 from lmi_vllm.engine.private_folders import PrivateFolder
-from lmi_vllm.engine.vllm.adapter_files import copy_adapter
+from lmi_vllm.engine.vllm.adapter_files import NO_NAMES, copy_adapter, renamed_weights
 from lmi_vllm.engine.vllm.engine_calls import (
     EngineCalls,
     LoadedAdapter,
@@ -48,10 +50,13 @@ from lmi_vllm.engine.vllm.workarounds.ignored_modules import (
 from lmi_vllm.errors import AdapterCapacityError, AdapterMissingError, AdapterRefusedError
 from lmi_vllm.messages import AdapterRef
 
+logger = logging.getLogger(__name__)
+
 BASE_ADAPTER_NAME: Final = "lmi-vllm-base"
 BASE_ADAPTER_ID: Final = 1  # the all-zero adapter; ids of users' adapters are above
 PIN_WAIT_SECONDS: Final = 10.0  # that a pin waits for a free slot
 COPY_SECONDS: Final = 600.0  # to copy an adapter's files; no other adapter is loaded meanwhile
+UNKNOWN_BASE: Final = BaseModel()
 _PIN_ATTEMPTS: Final = 3  # a step of the engine may evict the adapter between load and pin
 
 
@@ -87,7 +92,7 @@ class UsableAdapters(Protocol):
 class EngineAdapters:
     """The adapters of an engine that this process started; `folder` has the private copies.
 
-    `limit` is the largest product for each module, `most_bytes` the size of an adapter's files.
+    Adapters are for `served`, `most_bytes` is the size of an adapter's files.
     Files of adapters below one of `roots` lie below them.
     """
 
@@ -96,13 +101,13 @@ class EngineAdapters:
         calls: EngineCalls,
         slots: int = 0,
         folder: PrivateFolder | None = None,
-        limit: Limit = any_base,
+        served: BaseModel = UNKNOWN_BASE,
         most_bytes: int = 0,
         roots: Sequence[Path] = (),
     ) -> None:
         self.base: LoadedAdapter | None = None
         self.folder = folder
-        self._limit = limit
+        self._served = served
         self._most_bytes = most_bytes
         self._roots = roots
         self._calls = calls
@@ -237,20 +242,36 @@ class EngineAdapters:
         await asyncio.to_thread(shutil.rmtree, adapter.path, ignore_errors=True)
 
     async def _load_copy(self, adapter: AdapterRef, private: Path) -> None:
+        name = engine_name(adapter.name, adapter.engine_id)
+        loaded = LoadedAdapter(adapter.engine_id, name, str(private), adapter.name)
+        names = await self._copied(adapter, private, NO_NAMES)
         try:
-            source, most = Path(adapter.path), self._most_bytes
-            copying = in_own_thread(copy_adapter, source, private, self._limit, most, self._roots)
+            await self.add(loaded, adapter.path)
+        except AdapterRefusedError as refusal:
+            if not names or isinstance(refusal, AdapterCapacityError):
+                raise
+            # VLLM does not know these names, and others fit.
+            await self._copied(adapter, private, names)
+            await self.add(loaded, adapter.path)
+            some = next(iter(names.items()))
+            logger.info("adapter %s: %d names changed: %s", adapter.name, len(names), some)
+        self._loaded[adapter.engine_id] = loaded
+
+    async def _copied(
+        self, adapter: AdapterRef, private: Path, names: Mapping[str, str]
+    ) -> Mapping[str, str]:
+        """Make the private copy, with other names; return the names that fit the served model."""
+        source, most, served = Path(adapter.path), self._most_bytes, self._served
+        copying = in_own_thread(copy_adapter, source, private, served, most, self._roots, names)
+        try:
             await asyncio.wait_for(copying, COPY_SECONDS)
-        except AdapterRefusedError:
+            return {} if names else await in_own_thread(renamed_weights, private, served)
+        except (AdapterRefusedError, DamagedFileError):
             shutil.rmtree(private, ignore_errors=True)
             raise
         except OSError as error:
             shutil.rmtree(private, ignore_errors=True)
             raise _unreadable(adapter, error) from error
-        name = engine_name(adapter.name, adapter.engine_id)
-        loaded = LoadedAdapter(adapter.engine_id, name, str(private), adapter.name)
-        await self.add(loaded, adapter.path)
-        self._loaded[adapter.engine_id] = loaded
 
     async def _pin(self, adapter: AdapterRef) -> None:
         if self._slots.is_pinned(adapter.engine_id):

@@ -306,7 +306,7 @@ class LeadingAsyncLLM(GuardedAsyncLLM):
         slots = config.max_loras - 1 if self._needs_zero_adapter else config.max_loras
         base = describe_base(Path(self.model_config.model), (), config.max_lora_rank)
         most_bytes, roots = self.setup.profile.max_adapter_size, self.setup.profile.adapter_roots
-        return EngineAdapters(self.calls, slots, folder, base.limit, most_bytes, roots)
+        return EngineAdapters(self.calls, slots, folder, base, most_bytes, roots)
 
     @property
     def _needs_zero_adapter(self) -> bool:

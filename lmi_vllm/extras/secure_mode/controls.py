@@ -221,11 +221,15 @@ def _adapter_folders(settings: Settings, directory: Path | None) -> Iterator[Pat
 
 
 def _adapter(mode: SecureMode, folder: Path) -> Iterator[str]:
-    for path in _files(folder):
-        for name, control in _FORBIDDEN_NAMES:
-            if mode.forbids(control) and path.name == name:
-                yield f"{path} is forbidden by {control}"
-    yield from _untrusted_files(mode, folder)
+    try:
+        for path in _files(folder):
+            for name, control in _FORBIDDEN_NAMES:
+                if mode.forbids(control) and path.name == name:
+                    yield f"{path} is forbidden by {control}"
+    except OSError as error:
+        yield _unsearched(folder, error)
+    else:
+        yield from _untrusted_files(mode, folder)
 
 
 def _untrusted_files(mode: SecureMode, folder: Path) -> Iterator[str]:
@@ -237,7 +241,11 @@ def _untrusted_files(mode: SecureMode, folder: Path) -> Iterator[str]:
             if mode.forbids(NO_CHAT_TEMPLATE) and _is_template(path):
                 yield f"{path} is forbidden by {NO_CHAT_TEMPLATE}"
     except OSError as error:  # a folder that cannot be read fails the check
-        yield f"{error.filename or folder} cannot be searched: {error.strerror}"
+        yield _unsearched(folder, error)
+
+
+def _unsearched(folder: Path, error: OSError) -> str:
+    return f"{error.filename or folder} cannot be searched: {error.strerror}"
 
 
 def _is_template(path: Path) -> bool:

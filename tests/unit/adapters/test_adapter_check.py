@@ -4,12 +4,13 @@ import json
 import struct
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lmi_vllm.adapters.check import check_adapter
-from lmi_vllm.checks.adapter_weights import any_base
 from lmi_vllm.checks.base_model import BaseModel, describe_base
 from lmi_vllm.checks.safetensors_header import DamagedFileError, read_tensors
 from lmi_vllm.demo import DEMO_MODEL_DIR
@@ -50,8 +51,85 @@ def test_base_model_without_files_is_not_compared(tmp_path: Path) -> None:
     """Where the base's weights are not known, their shapes are left to the engine."""
     base = describe_base(tmp_path / "gone", (), 16)
     adapter = copy_adapter(tmp_path / "adapter")
-    weights(adapter, 8, 7, 7, 8, "base_model.model.some.layer")
+    weights(adapter, 16, 7, 7, 16, "base_model.model.some.layer")
     check_adapter(adapter, "adapter", base)
+
+
+@pytest.mark.parametrize(
+    ("config", "stated"), [({"r": 8}, 8), ({"rank_pattern": {"v_proj": 4}}, 4)], ids=str
+)
+def test_rank_that_is_not_that_of_the_weights_is_refused(
+    base: BaseModel, tmp_path: Path, config: dict[str, Any], stated: int
+) -> None:
+    """The engine would scale the product by it: the answers would be wrong, with 200."""
+    adapter = copy_adapter(tmp_path / "adapter", **config)
+    said = f"_proj has rank 16 in its weights and {stated} in adapter_config.json"
+    with pytest.raises(AdapterRefusedError, match=said):
+        check_adapter(adapter, "adapter", base)
+    with pytest.raises(AdapterRefusedError, match=said):
+        copy_for_engine(adapter, tmp_path / "copy", base, 1 << 24)
+
+
+HEAD = "base_model.model.score"
+TOKENS = "base_model.model.model.embed_tokens.trainable_tokens_delta"
+WHOLE: dict[str, tuple[dict[str, tuple[int, int]], str]] = {
+    "head": ({"base_model.model.lm_head.weight": (8, 128)}, "a whole weight, of modules_to_save"),
+    "vocabulary": (
+        {"base_model.model.model.embed_tokens.weight": (520, 128)}, "a vocabulary that was resized"
+    ),
+    "tokens": ({TOKENS: (3, 128)}, "trainable_token_indices"),
+    "empty": ({f"{LAYER}.lora_A.weight": (0, 0), f"{LAYER}.lora_B.weight": (0, 0)}, "ZeRO-3"),
+    "of a classifier": ({f"{HEAD}.weight": (2, 128), f"{HEAD}.bias": (2, 1)}, ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_what_is_no_factor_is_refused_by_its_cause(
+    base: BaseModel, tmp_path: Path, name: str
+) -> None:
+    """The engine's own refusal names a weight, and not what the adapter was trained with."""
+    shapes, text = WHOLE[name]
+    adapter = copy_adapter(tmp_path / "adapter")
+    layer = {f"{LAYER}.lora_A.weight": (16, 128), f"{LAYER}.lora_B.weight": (128, 16)}
+    write_safetensors(adapter / WEIGHTS, {**layer, **shapes})
+    refused = pytest.raises(AdapterRefusedError, match=text) if text else nullcontext()
+    with refused:
+        check_adapter(adapter, "adapter", base)
+    with refused:
+        copy_for_engine(adapter, tmp_path / "copy", base, 1 << 24)
+
+
+def embedding(folder: Path, change: Callable[[Any], Any]) -> Path:
+    """Write an adapter with the base's embedding, as PEFT saves it beside one of the embedding."""
+    numpy = pytest.importorskip("safetensors.numpy")
+    name = "model.embed_tokens"
+    table = numpy.load_file(DEMO_MODEL_DIR / "model.safetensors")[f"{name}.weight"]
+    tensors = numpy.load_file(copy_adapter(folder) / WEIGHTS)
+    tensors[f"base_model.model.{name}.base_layer.weight"] = change(table)
+    numpy.save_file(tensors, folder / WEIGHTS)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda table: table, ""),
+        (lambda table: table.astype("f2"), ""),
+        (lambda table: -table, "is not that of the model served"),
+        (lambda table: table * 1.02, "is not that of the model served"),
+        (lambda table: table[:-1].copy(), "or to one whose vocabulary was resized"),
+    ],
+)
+def test_weight_of_the_base_in_an_adapter_is_compared(
+    base: BaseModel, tmp_path: Path, change: Callable[[Any], Any], text: str
+) -> None:
+    """VLLM reads none of them, so an adapter of another base would answer, with 200."""
+    adapter = embedding(tmp_path / "adapter", change)
+    refused = pytest.raises(AdapterRefusedError, match=text) if text else nullcontext()
+    with refused:
+        check_adapter(adapter, "adapter", base)
+    with refused:
+        copy_for_engine(adapter, tmp_path / "copy", base, 1 << 24)
 
 
 def write_long_header(path: Path) -> None:
@@ -162,5 +240,5 @@ def test_only_files_that_the_engine_reads_are_copied(tmp_path: Path) -> None:
         (adapter / f"checkpoint-{number}.pt").write_bytes(b"x")
     with (adapter / "optimizer.bin").open("wb") as file:
         file.truncate(1 << 40)
-    copy_for_engine(adapter, tmp_path / "copy", any_base, 1 << 20)
+    copy_for_engine(adapter, tmp_path / "copy", BaseModel(), 1 << 20)
     assert {file.name for file in (tmp_path / "copy").iterdir()} == {CONFIG, WEIGHTS}

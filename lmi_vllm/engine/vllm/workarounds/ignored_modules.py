@@ -26,6 +26,7 @@ import importlib
 import logging
 from collections.abc import Callable, Sequence
 from enum import StrEnum
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -93,7 +94,9 @@ class AdapterInspection:
             return None
         wrapped = set(manager.modules)
         if manager.is_pooling_model:
-            wrapped |= {name.removeprefix(_POOLING_PREFIX) for name in wrapped}
+            # Of names without the prefix vLLM packs copies, and leaves these.
+            packed = (manager.packed_modules[one] for one in wrapped & {*manager.packed_modules})
+            wrapped |= {name.removeprefix(_POOLING_PREFIX) for name in chain(wrapped, *packed)}
         return [name for name in adapter.loras if name.removesuffix(_EXPERTS_SUFFIX) not in wrapped]
 
 

@@ -8,7 +8,7 @@ import pytest
 from lmi_vllm.config.properties import parse_properties
 from lmi_vllm.config.setting import CommandLine
 from lmi_vllm.demo import DEMO_MODEL_DIR
-from lmi_vllm.errors import BadParameterError
+from lmi_vllm.errors import AdapterMissingError, BadParameterError
 from lmi_vllm.extras.secure_mode.controls import KNOWN_CONTROLS
 from lmi_vllm.sources.archives import unpack
 from tests.support.assembled import adapter_violations, load_settings, start_violations
@@ -289,3 +289,17 @@ def test_secure_mode_refuses_adapters_with_forbidden_files(
     with pytest.raises(BadParameterError, match=control):
         resolve(adapter, **secure)
     assert resolve(adapter, LMI_CUSTOM_CODE="none")
+
+
+@pytest.mark.parametrize("src", ["gone", "a file"])
+@pytest.mark.parametrize("roots", ["", "below"])
+def test_secure_mode_refuses_what_is_no_folder(tmp_path: Path, src: str, roots: str) -> None:
+    """A client's fault: reading the folder was an error of ours, 500."""
+    (tmp_path / "a file").write_text("")
+    environ = {"SAGEMAKER_SECURE_MODE": "true", "SAGEMAKER_SECURITY_CONTROLS": ALL}
+    if roots:
+        with pytest.raises(AdapterMissingError, match="is not a valid path"):
+            resolve(tmp_path / src, **environ, LMI_ADAPTER_ROOTS=str(tmp_path))
+    else:
+        with pytest.raises(BadParameterError, match="secure mode takes adapters from"):
+            resolve(tmp_path / src, **environ)
