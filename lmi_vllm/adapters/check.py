@@ -80,7 +80,7 @@ def _read_config(path: Path, shown: str) -> dict[str, Any]:
 def _check_config(config: Mapping[str, Any], shown: str, base: BaseModel) -> None:
     kind = config.get("peft_type", "LORA")
     if kind != "LORA":
-        raise AdapterRefusedError(f"{shown}: peft_type is {kind}, only LORA can be served")
+        raise AdapterRefusedError(f"{shown}: peft_type is {kind!s:.80}, only LORA can be served")
     for name in _UNSUPPORTED:
         if config.get(name):
             raise AdapterRefusedError(f"{shown}: vLLM does not support {name}")
@@ -93,15 +93,17 @@ def _check_config(config: Mapping[str, Any], shown: str, base: BaseModel) -> Non
         _check_rank(rank, shown, base)
     named = config.get("base_model_name_or_path")
     if named and base.names and named not in base.names:
-        logger.info("%s was trained on %s; the model served is %s", shown, named, base.names[0])
+        logger.info("%s was trained on %.200s; the model served is %s", shown, named, base.names[0])
 
 
 def _check_rank(rank: object, shown: str, base: BaseModel) -> None:
     if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:
-        raise AdapterRefusedError(f"{shown}: the rank r must be a positive number, it is {rank!r}")
+        raise AdapterRefusedError(
+            f"{shown}: the rank r must be a positive number, it is {rank!r:.80}"
+        )
     if rank > base.max_lora_rank:
         raise AdapterRefusedError(
-            f"{shown}: LoRA rank {rank} is greater than max_lora_rank {base.max_lora_rank}; "
+            f"{shown}: LoRA rank {rank!r:.80} is greater than max_lora_rank {base.max_lora_rank}; "
             "option.max_lora_rank can be up to 512"
         )
 

@@ -103,7 +103,7 @@ def resolve_scales(config: Mapping[str, Any], modules: Collection[str], shown: s
     alphas = _resolved(config, ALPHAS, names, shown)
     for value in (rank, *(config.get(RANKS) or {}).values()):
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise AdapterRefusedError(f"{shown}: the rank must be positive, it is {value!r}")
+            raise AdapterRefusedError(f"{shown}: the rank must be positive, it is {value!r:.80}")
     for value in (alpha, *(config.get(ALPHAS) or {}).values()):
         _check_alpha(value, shown)
     return LoraScales(

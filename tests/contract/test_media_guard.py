@@ -23,11 +23,12 @@ import vllm.envs
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from PIL import Image, ImageFile
-from vllm.exceptions import VLLMValidationError
+from vllm.exceptions import GracefulHTTPError, VLLMValidationError
 from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY, MediaConnector
 
 from lmi_vllm.engine.vllm.workarounds.text_lengths import guard_lengths
-from lmi_vllm.extras.media_urls.connector import guard_media
+from lmi_vllm.extras.media_urls.budget import MediaBusyError
+from lmi_vllm.extras.media_urls.connector import GuardedConnection, guard_media
 from lmi_vllm.extras.media_urls.tensors import (
     check_pickle,
     guard_tensors,
@@ -123,6 +124,19 @@ async def test_downloads_of_a_request_are_counted(url: str) -> None:
     assert budget.used == len(png())
     with pytest.raises(ValueError, match="downloads exceed"):
         await asyncio.to_thread(connection.get_bytes, url, request_budget=budget)
+
+
+async def test_server_that_holds_much_media_answers_503() -> None:
+    """The client can try again; it is not its own error."""
+
+    async def fetch(*_: object, **__: object) -> bytes:
+        raise MediaBusyError("try again later")
+
+    client: Any = fetch
+    connection = GuardedConnection(client, MediaPolicy(), ())
+    with pytest.raises(GracefulHTTPError, match="try again later") as caught:
+        await connection.async_get_bytes("https://h/a")
+    assert caught.value.http_status == 503
 
 
 async def test_connector_reads_files_below_the_allowed_folder_only(folder: Path) -> None:

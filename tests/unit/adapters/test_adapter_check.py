@@ -242,3 +242,20 @@ def test_only_files_that_the_engine_reads_are_copied(tmp_path: Path) -> None:
         file.truncate(1 << 40)
     copy_for_engine(adapter, tmp_path / "copy", BaseModel(), 1 << 20)
     assert {file.name for file in (tmp_path / "copy").iterdir()} == {CONFIG, WEIGHTS}
+
+
+@pytest.mark.parametrize("field", ["r", "peft_type", "lora_alpha", "base_model_name_or_path"])
+def test_long_values_of_a_configuration_are_not_repeated(
+    base: BaseModel, tmp_path: Path, field: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It may have 2 MiB, and the answer went into the log, too."""
+    caplog.set_level("INFO")
+    adapter = copy_adapter(tmp_path / "adapter")
+    config = json.loads((adapter / CONFIG).read_text()) | {field: "x" * 100_000}
+    (adapter / CONFIG).write_text(json.dumps(config))
+    text = ""
+    try:
+        check_adapter(adapter, "adapter", base)
+    except AdapterRefusedError as error:
+        text = error.text
+    assert len(text + caplog.text) < 1000
