@@ -37,7 +37,9 @@ def test_hub_client_text_details_and_stream(url: str) -> None:
     assert whole.generated_text == text
     details = whole.details
     assert details.generated_tokens == len(details.tokens)
-    assert all(isinstance(token.logprob, float) for token in (*details.tokens, *details.prefill))
+    assert all(
+        isinstance(token.logprob, float) for token in (*details.tokens, *details.prefill[1:])
+    )
     assert [len(top) for top in details.top_tokens] == [2] * len(details.tokens)
     pieces = list(client.text_generation(PROMPT, max_new_tokens=20, stream=True))
     assert "".join(pieces) == text
@@ -46,6 +48,42 @@ def test_hub_client_text_details_and_stream(url: str) -> None:
     assert rows[-1].generated_text == text
     assert rows[-1].details.generated_tokens == len(rows) == details.generated_tokens
     assert rows[-1].details.finish_reason == details.finish_reason
+
+
+def test_chats_of_tgi_s_clients_are_answered(url: str) -> None:
+    """The names of its examples, nulls, and the tokens of a chat."""
+    client = InferenceClient(model=url)
+    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    text = client.chat_completion(messages, max_tokens=12, temperature=0.01).choices[0].message
+    assert text.content
+    nulls = dict.fromkeys(("n", "stop", "logprobs", "tools", "tool_choice", "frequency_penalty"))
+    body = {"model": "tgi", "messages": messages, "max_tokens": 12, "temperature": 0.01, **nulls}
+    assert call(url, "/v1/chat/completions", body).status == 200
+    assert call(url, "/v1/chat/completions", body | {"model": "other"}).status == 404
+    found = call(url, "/chat_tokenize", body).json()
+    assert messages[0]["content"] in found["templated_text"]
+    pieces = [token["text"] for token in found["tokenize_response"]]
+    assert "".join(pieces) == found["templated_text"]
+    assert call(url, "/chat_tokenize", {"messages": "x"}).status == 422
+
+
+def test_prefill_has_every_token_of_the_prompt(url: str) -> None:
+    """The first without a log probability; each candidate has all of it, and the seed."""
+    parameters = {
+        "best_of": 2, "do_sample": True, "seed": 3, "max_new_tokens": 4,
+        "decoder_input_details": True, "details": True,
+    }  # fmt: skip
+    body = {"inputs": PROMPT, "parameters": parameters}
+    details = call(url, "/generate", body).json()["details"]
+    ids = [token["id"] for token in call(url, "/tokenize", {"inputs": PROMPT}).json()]
+    (other,) = details["best_of_sequences"]
+    for sequence in (details, other):
+        assert [token["id"] for token in sequence["prefill"]] == ids
+        assert sequence["prefill"][0]["logprob"] is None
+        assert sequence["seed"] == 3
+    body["parameters"] = {**parameters, "decoder_input_details": False}
+    (other,) = call(url, "/generate", body).json()["details"]["best_of_sequences"]
+    assert other["prefill"] == []
 
 
 def test_text_begins_after_a_prompt_that_ends_with_a_broken_character(url: str) -> None:

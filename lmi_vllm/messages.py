@@ -266,6 +266,7 @@ class GenerationChunk:
     prompt_tokens: int = 0
     cumulative_logprob: float | None = None
     prompt_logprobs: tuple[TokenLogprob, ...] = ()  # without the first token, which has none
+    prompt_start: tuple[int, str] | None = None  # that token and its text, beside the others
 
 
 @dataclass(frozen=True, slots=True)

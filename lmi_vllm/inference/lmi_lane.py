@@ -15,6 +15,7 @@ from lmi_vllm.inference.request.parameters import (
 )
 from lmi_vllm.inference.request.sampling import (
     Candidates,
+    as_in_tgi,
     choose_candidates,
     is_sampling,
     request_sampling,
@@ -184,8 +185,11 @@ def parse_lmi_request(
     """
     prompts, is_list = _prompts(payload, tgi_route)
     parameters = _parameters(payload, profile)
+    if profile.tgi_compat:
+        parameters = as_in_tgi(parameters)
     check_logprobs(parameters.given(), profile.limits)
     is_streaming = _is_streaming(payload, parameters, profile, tgi_route)
+    is_list = is_list and not (is_streaming and len(prompts) == 1)  # LMI's client lists one
     candidates = choose_candidates(parameters)
     wants_logprobs = has_token_hook or _wants_logprobs(
         parameters, profile, candidates, is_streaming=is_streaming

@@ -13,6 +13,7 @@ from lmi_vllm.inference.hooked_lane import generate_hooked, joined
 from lmi_vllm.inference.lmi_lane import generate, parse_lmi_request
 from lmi_vllm.inference.openai_lane import ask_openai
 from lmi_vllm.inference.request.body import EXAMPLE_BODY, decode_body
+from lmi_vllm.inference.request.tgi import with_tgi_meaning
 from lmi_vllm.inference.response.openai_events import FramedEvents, lmi_reply, unchanged_reply
 from lmi_vllm.inference.response.streams import gathered, invocations_dialect
 from lmi_vllm.messages import FRAMINGS, GENERATE, OpenAIReply, Reply
@@ -89,7 +90,10 @@ async def prepare(
         LmiError: an adapter cannot be held; see `RequestContext.hold_adapters`.
         PayloadError: the body cannot be decoded, or only a hook could read it.
     """
-    payload = decode()
+    payload, runtime = decode(), context.runtime
+    if runtime.profile.tgi_compat and isinstance(payload, dict):
+        is_adapter = runtime.adapters.__contains__
+        payload = with_tgi_meaning(payload, runtime.profile.served_names, is_adapter)
     await context.hold_adapters(payload)
     if not is_hooked or context.needs_parts:
         return payload

@@ -75,8 +75,12 @@ def _lane(kind: str) -> Handler:
     return handler
 
 
-async def engine_route(request: web.Request) -> web.StreamResponse:
+async def engine_route(
+    request: web.Request, call: InferenceCall | None = None
+) -> web.StreamResponse:
     """Forward the request to the engine's application, if it has such a route.
+
+    `call` is the request, if it was read before: a body can be read only once.
 
     Raises:
         ResourceNotFoundError: it has none, or not for this listener.
@@ -94,7 +98,8 @@ async def engine_route(request: web.Request) -> web.StreamResponse:
     _check(request, route)
     if route.kind is RouteKind.INFERENCE and request.method in route.methods:
         service.expect_room()
-    call = await read_call(request, request_properties(request.headers))
+    if call is None:
+        call = await read_call(request, request_properties(request.headers))
     return await _hand_on(request, service, call, route)
 
 

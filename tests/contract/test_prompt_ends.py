@@ -1,11 +1,12 @@
 """An answer never begins with the prompt, whatever the prompt ends with."""
 
+import atexit
 import random
 import shutil
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import mkdtemp
 from typing import Any, Final
 
 import mistral_common
@@ -19,6 +20,7 @@ from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.engine.vllm import outputs
+from lmi_vllm.engine.vllm.jobs import PromptTokenizer
 from lmi_vllm.engine.vllm.workarounds.prompt_ends import BROKEN, begin_after, prompt_end
 from lmi_vllm.messages import GenerationJob, OpenAICall
 from tests.contract.conftest import LoopThread, collect
@@ -59,9 +61,10 @@ def byte_fallback() -> Any:
 @cache
 def tekken() -> Any:
     """Return Mistral's own tokenizer, which vLLM decodes in another way."""
-    with TemporaryDirectory() as folder:
-        shutil.copyfile(DATA / "tekken_240911.json", Path(folder) / "tekken.json")
-        return MistralTokenizer.from_pretrained(folder)
+    folder = mkdtemp()  # a copy of the tokenizer reads it again
+    atexit.register(shutil.rmtree, folder)
+    shutil.copyfile(DATA / "tekken_240911.json", Path(folder) / "tekken.json")
+    return MistralTokenizer.from_pretrained(folder)
 
 
 TOKENIZERS: Final = {"bytes": byte_level, "words and bytes": byte_fallback, "Mistral's": tekken}
@@ -159,6 +162,13 @@ def test_other_prompts_are_continued_as_by_vllm(name: str) -> None:
         theirs = detokenizer(tokenizer, prompt)
         theirs.update(tokens, stop_terminated=False)
         assert answer(tokenizer, prompt, tokens) == theirs.output_text
+
+
+def test_mistral_s_tokenizer_has_no_places_of_tokens(run: LoopThread) -> None:
+    """Its tokens are listed nevertheless, as TGI's `/tokenize` and LMI's hooks ask for them."""
+    tokens = run(PromptTokenizer(tekken()).tokenize("a b", add_special_tokens=False))
+    assert [token.id for token in tokens] == ids_of(tekken(), "a b")
+    assert {(token.start, token.stop) for token in tokens} == {(0, 0)}
 
 
 def test_prompts_of_special_tokens_alone_have_no_text() -> None:

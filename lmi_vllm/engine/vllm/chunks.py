@@ -36,12 +36,15 @@ class ChunkMaker:
         self._sees_ends = bool(end_ids) and not job.sampling.get("ignore_eos")
         self.count = job.number("logprobs", 0)  # of each token's likeliest ones
         self._prompt_logprobs: tuple[TokenLogprob, ...] = ()
+        self._prompt_start: tuple[int, str] | None = None
         self._splitters: dict[int, TextSplitter] = {}
 
     def make(self, output: Any, completion: Any) -> GenerationChunk:
         """Return the chunk of one sequence in one of vLLM's outputs."""
         if output.prompt_logprobs and not self._prompt_logprobs:
             self._prompt_logprobs = _prompt_logprobs(output)
+            first = output.prompt_token_ids[0]
+            self._prompt_start = (first, self._decoded(first))
         text, stop_reason = completion.text, completion.stop_reason
         if completion.finish_reason == "stop":
             text, stop_reason = self._end(completion)
@@ -54,6 +57,7 @@ class ChunkMaker:
             prompt_tokens=len(output.prompt_token_ids or ()),
             cumulative_logprob=completion.cumulative_logprob,
             prompt_logprobs=self._prompt_logprobs,
+            prompt_start=self._prompt_start,
         )
 
     def tokens(
@@ -121,9 +125,10 @@ class ChunkMaker:
     def _token_text(self, token: int, value: Any) -> str:
         """Return a token's text; a beam search, or an engine without a tokenizer, has none."""
         text: str | None = value.decoded_token
-        if text is not None or self._tokenizer is None:
-            return text or ""
-        return str(self._tokenizer.decode([token]))
+        return self._decoded(token) if text is None else text
+
+    def _decoded(self, token: int) -> str:
+        return "" if self._tokenizer is None else str(self._tokenizer.decode([token]))
 
 
 class TextSplitter:

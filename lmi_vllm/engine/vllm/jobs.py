@@ -155,11 +155,16 @@ class PromptTokenizer:
         async with self._lock:
             encoding = await asyncio.to_thread(
                 self._copy, text, add_special_tokens=add_special_tokens,
-                return_offsets_mapping=self._tokenizer.is_fast,
+                **({"return_offsets_mapping": True} if self._has_offsets else {}),
             )  # fmt: skip
         ids = encoding["input_ids"]
         spans = encoding.get("offset_mapping") or [(0, 0)] * len(ids)  # as TGI without offsets
         return [PromptToken(token, *span) for token, span in zip(ids, spans, strict=True)]
+
+    @property
+    def _has_offsets(self) -> bool:
+        """Whether a call may ask for them: Mistral's own tokenizers say that they are fast."""
+        return bool(self._tokenizer.is_fast) and hasattr(self._tokenizer, "backend_tokenizer")
 
     @functools.cached_property
     def _copy(self) -> Any:

@@ -342,6 +342,16 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         {JSON: "TgiInfo"},
         is_tgi=True,
     ),
+    Operation(
+        "post",
+        "/chat_tokenize",
+        INFERENCE,
+        "TGI's text and tokens of a chat, as the model's template makes them.",
+        {JSON: "TgiChatTokens"},
+        "openai:chat/completions",
+        {"messages": [{"role": "user", "content": "The moon"}]},
+        is_tgi=True,
+    ),
     _openai(
         "/v1/chat/completions",
         "chat/completions",

@@ -73,14 +73,18 @@ OWN_SCHEMAS: Final[Mapping[str, Schema]] = MappingProxyType(
             "inputs",
         ),
         "TgiTokenize": _object({"inputs": _TEXT, "add_special_tokens": _FLAG}, "inputs"),
-        "TgiTokens": list_of(
-            _object(
-                {"id": _INTEGER, "text": _TEXT, "start": _INTEGER, "stop": _INTEGER},
-                "id",
-                "text",
-                "start",
-                "stop",
-            )
+        "TgiToken": _object(
+            {"id": _INTEGER, "text": _TEXT, "start": _INTEGER, "stop": _INTEGER},
+            "id",
+            "text",
+            "start",
+            "stop",
+        ),
+        "TgiTokens": list_of(reference("TgiToken")),
+        "TgiChatTokens": _object(
+            {"templated_text": _TEXT, "tokenize_response": list_of(reference("TgiToken"))},
+            "templated_text",
+            "tokenize_response",
         ),
         "TgiInfo": _object(
             {

@@ -1,7 +1,7 @@
-"""The answers of TGI's `/info` and `/tokenize`."""
+"""The answers of TGI's `/info`, `/tokenize` and `/chat_tokenize`."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
@@ -9,7 +9,11 @@ from lmi_vllm._version import __version__
 from lmi_vllm.errors import PayloadError
 from lmi_vllm.inference.context import RequestContext, Runtime
 from lmi_vllm.inference.request.body import decode_body
-from lmi_vllm.messages import Reply
+from lmi_vllm.inference.request.tgi import with_tgi_meaning
+from lmi_vllm.messages import OpenAICall, Reply
+
+_CHAT_FIELDS: Final = ("messages", "tools")  # all that TGI's template reads
+_SUCCESS: Final = 200
 
 
 def describe(model: str, runtime: Runtime) -> dict[str, Any]:
@@ -53,6 +57,38 @@ async def tokenize(context: RequestContext) -> Reply:
         payload = decode_body(context.call.body, "application/json")
         tokens = await _tokens(payload, context.runtime)
     return Reply(200, "application/json", orjson.dumps(tokens) + b"\n")
+
+
+async def chat_tokenize(context: RequestContext) -> Reply:
+    """Answer TGI's `/chat_tokenize`: the text that the chat template makes, and its tokens.
+
+    Raises:
+        PayloadError: the body is no chat, or the model's template refuses it.
+    """
+    async with context:
+        payload = decode_body(context.call.body, "application/json")
+        if not isinstance(payload, dict) or "messages" not in payload:
+            raise PayloadError("messages: expected a list of messages")
+        runtime = context.runtime
+        chat = {name: payload[name] for name in _CHAT_FIELDS if payload.get(name) is not None}
+        served = runtime.profile.served_names
+        chat = with_tgi_meaning(chat, served, lambda _: False) | {"model": served[0]}
+        ids = (await _asked(context, "tokenize", chat))["tokens"]
+        texts = await _asked(context, "detokenize", {"model": served[0], "tokens": ids})
+        text = str(texts["prompt"])
+        found = await _tokens({"inputs": text, "add_special_tokens": False}, runtime)
+    body = {"tokenize_response": found, "templated_text": text}
+    return Reply(200, "application/json", orjson.dumps(body) + b"\n")
+
+
+async def _asked(context: RequestContext, kind: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the engine's own route answers; its refusal is one of the payload."""
+    call = OpenAICall(kind, body, {}, context.call.request_id)
+    answer = await context.runtime.engine.answer_openai(call)
+    found: dict[str, Any] = orjson.loads(answer.body)
+    if answer.status != _SUCCESS:
+        raise PayloadError(str(found.get("error", {}).get("message", "the chat is refused")))
+    return found
 
 
 async def _tokens(payload: Mapping[str, Any], runtime: Runtime) -> list[dict[str, Any]]:

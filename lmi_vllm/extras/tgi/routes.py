@@ -12,7 +12,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from lmi_vllm.errors import Dialect, ResourceNotFoundError
-from lmi_vllm.extras.tgi.answers import describe, is_tokenize_body, tokenize
+from lmi_vllm.extras.tgi.answers import chat_tokenize, describe, is_tokenize_body, tokenize
 from lmi_vllm.masked_urls import mask_urls
 from lmi_vllm.messages import ServingProfile, TgiRoute
 from lmi_vllm.web.engine_routes import engine_route
@@ -37,6 +37,7 @@ GENERATE: Final[Mapping[str, TgiRoute]] = MappingProxyType(
 )
 INFO: Final = "/info"
 TOKENIZE: Final = "/tokenize"
+CHAT_TOKENIZE: Final = "/chat_tokenize"
 
 
 def _add(app: web.Application) -> None:
@@ -47,6 +48,7 @@ def _add(app: web.Application) -> None:
         app.router.add_route("*", path, generate_handler(route, path))
     app.router.add_route("*", INFO, info)
     app.router.add_route("*", TOKENIZE, tokenize_handler())
+    app.router.add_route("*", CHAT_TOKENIZE, tokenize_chat)
 
 
 def generate_handler(route: TgiRoute, path: str) -> Handler:
@@ -84,6 +86,15 @@ async def info(request: web.Request) -> web.Response:
     return json_answer(describe(mask_urls(service.model_url), service.runtime))
 
 
+async def tokenize_chat(request: web.Request) -> web.StreamResponse:
+    """Answer the tokens of a chat."""
+    if not _is_tgi(request):
+        return await not_found(request)
+    check_method(request, ("POST",))
+    call = await read_call(request, request_properties(request.headers))
+    return await send(request, await request.app[SERVICE].answer(call, chat_tokenize))
+
+
 def tokenize_handler() -> Handler:
     """Return the handler of `/tokenize`: TGI's bodies here, vLLM's by the core."""
 
@@ -92,7 +103,7 @@ def tokenize_handler() -> Handler:
             return await engine_route(request)
         call = await read_call(request, request_properties(request.headers))
         if not is_tokenize_body(call.body):
-            return await engine_route(request)
+            return await engine_route(request, call)
         request[DIALECT] = Dialect.TGI
         request[RECORD].dialect = Dialect.TGI
         return await send(request, await request.app[SERVICE].answer(call, tokenize))
@@ -107,9 +118,9 @@ def _is_tgi(request: web.Request) -> bool:
 def _dialect_of(path: str, profile: ServingProfile) -> Dialect | None:
     if path == TOKENIZE:
         return Dialect.OPENAI  # until a body says that it is TGI's
-    return Dialect.TGI if profile.tgi_compat and (path in GENERATE or path == INFO) else None
+    return Dialect.TGI if profile.tgi_compat and path in (*GENERATE, INFO, CHAT_TOKENIZE) else None
 
 
 GROUP: Final = RouteGroup(
-    _add, dialect_of=_dialect_of, is_shared={*GENERATE, TOKENIZE}.__contains__
+    _add, dialect_of=_dialect_of, is_shared={*GENERATE, TOKENIZE, CHAT_TOKENIZE}.__contains__
 )

@@ -118,6 +118,21 @@ def _beams(parameters: GenerationParameters, width: int) -> Candidates:
     return Candidates(width, returned, BeamSearch(width, penalty))
 
 
+def as_in_tgi(parameters: GenerationParameters) -> GenerationParameters:
+    """Return the parameters as TGI reads them: a sampling value is stronger than `do_sample` false.
+
+    TGI's clients send false where sampling is not asked for.
+    """
+    if parameters.do_sample is not False or parameters.temperature == 0:
+        return parameters
+    is_shaped = (
+        parameters.temperature not in (None, 1.0)
+        or parameters.top_k not in (None, 0)
+        or parameters.top_p not in (None, 1.0)
+    )
+    return parameters.model_copy(update={"do_sample": True}) if is_shaped else parameters
+
+
 def is_sampling(parameters: GenerationParameters) -> bool:
     """Whether to sample: asked for, or implied by a sampling value; else greedy as documented."""
     if parameters.do_sample is not None:

@@ -123,13 +123,14 @@ class Schema:
     token: Callable[[GeneratedToken], dict[str, Any]]
     error: Callable[[str, int], Mapping[str, Any]]
     is_wrapped: bool  # a single object that is not streamed comes in an array
-    is_tgi3: bool = False  # rows of a stream are numbered and have null for missing values
+    is_tgi3: bool = False  # rows of a stream are numbered
     is_metered: bool = False  # only texts and counts, without tokens or details
+    is_tgi: bool = False  # rows have null for missing values, `prefill` is complete
 
 
 LMI_SCHEMA: Final = Schema(lmi_token, lmi_error, is_wrapped=False)
 METERED_SCHEMA: Final = Schema(bare_token, metered_error, is_wrapped=False, is_metered=True)
-TGI_SCHEMA: Final = Schema(tgi_token, tgi_error, is_wrapped=True)
+TGI_SCHEMA: Final = Schema(tgi_token, tgi_error, is_wrapped=True, is_tgi=True)
 # TGI's own routes: `/` wraps its answer, `/generate` does not.
 TGI_ROOT_SCHEMA: Final = replace(TGI_SCHEMA, is_tgi3=True)
 TGI_GENERATE_SCHEMA: Final = replace(TGI_ROOT_SCHEMA, is_wrapped=False)
@@ -196,7 +197,7 @@ class StreamFormatter:
     def _render_template(self, *, has_logprob: bool) -> _Template:
         """Return the row of a token with placeholders for the values that differ between tokens."""
         sample = replace(_SAMPLE, logprob=_SAMPLE.logprob if has_logprob else None)
-        row = {"index": 0, "token": _as_row(self.request, self.schema)(sample)}
+        row = {"index": 0, "token": _as_row(self.request, self.schema)(sample), **self._nulls}
         framed = frame(self.framing, row).replace(b"%", b"%%")
         pattern = framed.replace(_ID, b"%d").replace(_TEXT, b"%b").replace(_LOGPROB, b"%b")
         self._templates[has_logprob] = template = pattern, framed.count(_LOGPROB)
@@ -225,8 +226,12 @@ class StreamFormatter:
             if self.request.top_n_tokens:
                 row["top_tokens"] = _top_tokens(token.top, self.schema)
         if self.schema.is_tgi3:
-            row |= {"index": self._tokens, "generated_text": None, "details": None}
-        return row
+            row["index"] = self._tokens
+        return row | self._nulls
+
+    @property
+    def _nulls(self) -> dict[str, Any]:
+        return {"generated_text": None, "details": None} if self.schema.is_tgi else {}
 
     def _last_row(self, chunk: GenerationChunk) -> dict[str, Any]:
         text = "".join(self._texts)
@@ -305,8 +310,11 @@ def _full_text(request: "LmiRequest", prompt: str, chunk: GenerationChunk) -> st
 def _other_sequence(
     request: "LmiRequest", prompt: str, chunk: GenerationChunk, schema: Schema
 ) -> dict[str, Any]:
-    prefill = {"prefill": _prefill(chunk, schema)} if request.decoder_input_details else {}
+    is_shown = schema.is_tgi or request.decoder_input_details
+    prefill = {"prefill": _prefill(chunk, schema)} if is_shown else {}
+    seed = {"seed": request.seed} if schema.is_tgi else {}
     return {
+        **seed,
         "finish_reason": finish_reason(chunk),
         "generated_tokens": len(chunk.tokens),
         "tokens": list(map(_as_row(request, schema), chunk.tokens)),
@@ -317,10 +325,10 @@ def _other_sequence(
 
 
 def _prefill(chunk: GenerationChunk, schema: Schema) -> list[dict[str, Any]]:
-    return [
-        schema.token(GeneratedToken(item.id, item.text, item.logprob))
-        for item in chunk.prompt_logprobs
-    ]
+    tokens = [GeneratedToken(item.id, item.text, item.logprob) for item in chunk.prompt_logprobs]
+    if schema.is_tgi and chunk.prompt_start is not None:
+        tokens.insert(0, GeneratedToken(*chunk.prompt_start))
+    return list(map(schema.token, tokens))
 
 
 def _all_top_tokens(

@@ -264,7 +264,6 @@ def test_payload_stream_must_be_boolean(stream: object) -> None:
 
 UNSTREAMABLE: dict[str, tuple[object, dict[str, Any], str]] = {
     "list": (["a", "b"], {}, "^inputs: streaming"),
-    "list of one": (["a"], {}, "^inputs: streaming"),
     "n": ("a", {"n": 2, "do_sample": True}, "n, best_of and num_beams"),
     "best_of": ("a", {"best_of": 2, "do_sample": True}, "n, best_of and num_beams"),
     "num_beams": ("a", {"num_beams": 2}, "n, best_of and num_beams"),
@@ -278,6 +277,36 @@ def test_payload_that_cannot_stream_is_refused(
     """More than one sequence needs a whole answer."""
     with pytest.raises(PayloadError, match=text):
         request(inputs, stream=True, parameters=parameters)
+
+
+def test_payload_list_of_one_is_streamed() -> None:
+    """LMI's client sends it always; whole, it stays a list."""
+    assert request(["a"], stream=True).is_list is False
+    assert request(["a"]).is_list is True
+
+
+@pytest.mark.parametrize(
+    ("given", "is_sampled"),
+    [
+        ({"temperature": 0.7}, True),
+        ({"top_p": 0.9}, True),
+        ({"top_k": 5}, True),
+        ({"temperature": 1.0, "top_k": 0, "top_p": 1.0}, False),
+        ({"temperature": 0, "top_p": 0.9}, False),
+        ({}, False),
+    ],
+)
+def test_payload_of_tgi_s_clients_samples_by_its_values(
+    given: dict[str, Any], is_sampled: bool
+) -> None:
+    """They send `do_sample: false` where it is not asked for; in LMI's schema it is greedy."""
+    payload = {"inputs": "a", "parameters": {"do_sample": False, **given}}
+    found = [
+        parse_lmi_request(payload, ServingProfile(tgi_compat=is_tgi)).sampling.get("temperature")
+        != 0
+        for is_tgi in (True, False)
+    ]
+    assert found == [is_sampled, False]
 
 
 def test_payload_prompt_details_are_streamed_but_in_tgi_mode() -> None:

@@ -50,6 +50,7 @@ async def test_openapi_has_every_route_and_no_other(serve: ServeScripted) -> Non
     routes |= {route.path for route in ROUTES}  # of the engine's own application
     described = set((await _document(serve, TGI))["paths"])
     assert described - set((await _document(serve))["paths"]) == {
+        "/chat_tokenize",
         "/generate",
         "/generate_stream",
         "/info",

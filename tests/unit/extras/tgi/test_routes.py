@@ -9,6 +9,7 @@ from huggingface_hub.errors import OverloadedError, ValidationError
 
 from lmi_vllm._version import __version__
 from lmi_vllm.extras.scripted.engine import ScriptedEngine
+from lmi_vllm.messages import ServingProfile
 from tests.conftest import ServeScripted
 from tests.web.conftest import GatedEngine, queue_of, until
 from tests.web.test_headers import check_allow
@@ -38,10 +39,34 @@ async def test_info_has_the_limits_of_requests(serve: ServeScripted) -> None:
     }
 
 
-@pytest.mark.parametrize("path", ["/", "/generate", "/generate_stream", "/info", "/tokenize"])
+@pytest.mark.parametrize(
+    "path", ["/", "/generate", "/generate_stream", "/info", "/tokenize", "/chat_tokenize"]
+)
 async def test_allow_is_true(serve: ServeScripted, path: str) -> None:
     """No method in `Allow` is itself answered with 405; also over a route of the core."""
     await check_allow(await serve(TGI), path)
+
+
+NULLS: dict[str, Any] = dict.fromkeys(("n", "stop", "logprobs", "tools", "tool_choice", "seed"))
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/invocations"])
+@pytest.mark.parametrize(
+    ("model", "name"), [("tgi", "lmi"), ("dummy", "lmi"), ("lmi", "lmi"), ("other", "other")]
+)
+async def test_chats_of_tgi_s_clients_are_read_as_by_tgi(
+    serve: ServeScripted, engine: ScriptedEngine, path: str, model: str, name: str
+) -> None:
+    """`Client.chat()` sends null for all that it leaves out, and a name that is no model's."""
+    messages = [{"role": "user", "content": "x", "name": None, "tool_calls": None}]
+    body = {"model": model, "messages": messages, "temperature": 0.5, **NULLS}
+    await (await serve(TGI)).post(path, json=body)
+    asked = dict(engine.calls[-1].body)
+    assert asked == {
+        "model": name, "messages": [{"role": "user", "content": "x"}], "temperature": 0.5,
+    }  # fmt: skip
+    await (await serve(ServingProfile(model_name="demo"))).post(path, json=body)
+    assert dict(engine.calls[-1].body) == body
 
 
 @pytest.mark.parametrize("path", ["/", "/generate", "/generate_stream", "/info"])
