@@ -5,11 +5,13 @@ entry points. `configure` adds to how settings are read and what they mean, and 
 aiohttp nor vLLM. `serve` adds to a server. Both import what they add when they are called.
 """
 
+import argparse
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
+from lmi_vllm.config.other_servers.as_settings import from_flags, split_words
 from lmi_vllm.config.properties import PropertiesFile
 from lmi_vllm.config.setting import CommandLine
 from lmi_vllm.config.settings import Settings
@@ -159,9 +161,21 @@ def load_settings(
     return configuration().load(environ, command_line, extra_properties)
 
 
-def variables_to_serve(environ: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the variables that must be set before `serve` imports a library that reads them."""
+def words_of_both(
+    words: Sequence[str], parser: argparse.ArgumentParser
+) -> tuple[list[str], list[str]]:
+    """Return the words of the parser's flags, and the others, which are for vLLM's."""
+    return split_words(words, parser._option_string_actions)
+
+
+def variables_to_serve(environ: Mapping[str, str], words: Sequence[str]) -> Mapping[str, str]:
+    """Return the variables that must be set before `serve` imports a library that reads them.
+
+    `words` are those behind the verb: flags of vLLM's may stand for a variable of ours.
+    """
     from lmi_vllm.extras.front_ends.settings import variables
     from lmi_vllm.extras.hub.location import fast_transfer
 
-    return {**fast_transfer(environ), **variables(environ)}
+    found = from_flags(words, configuration().options).values
+    given = {**environ, **{raw.key: raw.text for raw in found if raw.key.isupper()}}
+    return {**fast_transfer(given), **variables(given)}

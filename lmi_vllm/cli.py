@@ -70,7 +70,7 @@ def main(arguments: list[str] | None = None) -> None:
     if words and words[0] in REFUSED_VERBS:
         fail(f"{words[0]}: {REFUSED_VERBS[words[0]]}")
     if words and words[0] == "serve":
-        _set_variables()
+        _set_variables(words[1:])
     parsed = _parse(words)
     run = importlib.import_module(VERBS[parsed.verb].module).run
     try:
@@ -100,12 +100,27 @@ def _parse(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--version", action="version", version=f"lmi-vllm {__version__}")
     named = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     chosen = next((word for word in words if word in VERBS), None)
+    vllm_words: list[str] | None = None
     for name, verb in VERBS.items():
         summary = verb.summary
         own = named.add_parser(name, help=summary, description=summary.capitalize() + ".")
         if name == chosen:
             importlib.import_module(verb.module).add_arguments(own, _made_for(name))
-    return parser.parse_args(words)
+            if own.get_default("vllm_words") is not None:
+                words, vllm_words = _split_words(words, own)
+    parsed = parser.parse_args(words)
+    if vllm_words is not None:
+        parsed.vllm_words = vllm_words
+    return parsed
+
+
+def _split_words(words: list[str], parser: argparse.ArgumentParser) -> tuple[list[str], list[str]]:
+    """Return the words for our parser, and those for vLLM's: flags that ours does not have."""
+    from lmi_vllm.assembly import words_of_both
+
+    verb, *rest = words
+    ours, others = words_of_both(rest, parser)
+    return [verb, *ours], others
 
 
 def _made_for(verb: str) -> "Configuration | Assembled":
@@ -115,11 +130,11 @@ def _made_for(verb: str) -> "Configuration | Assembled":
     return assembled() if verb == "serve" else configuration()
 
 
-def _set_variables() -> None:
+def _set_variables(words: list[str]) -> None:
     """Set environment variables of features before a library is imported that reads them."""
     from lmi_vllm.assembly import variables_to_serve
 
-    os.environ.update(variables_to_serve(os.environ))
+    os.environ.update(variables_to_serve(os.environ, words))
 
 
 def fail(text: str) -> NoReturn:

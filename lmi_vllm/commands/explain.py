@@ -8,7 +8,9 @@ from functools import partial
 
 from lmi_vllm.checks.model_config import read_local_files
 from lmi_vllm.config.listen import listener_errors
-from lmi_vllm.config.setting import CommandLine
+from lmi_vllm.config.option_table import OptionTable
+from lmi_vllm.config.other_servers.as_settings import from_flags
+from lmi_vllm.config.setting import FILE_PREFIX, CommandLine
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import ConfigurationError, StartupError
 from lmi_vllm.translate.arguments import ModelReader, Translation
@@ -33,6 +35,14 @@ def add_settings_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", help="address to listen on (default 127.0.0.1)")
     parser.add_argument("--port", type=int, help="port to listen on (default 8080; 0: any free)")
     parser.add_argument("--strict", action="store_true", help="unknown option names are errors")
+    parser.add_argument(
+        "--vllm-defaults",
+        action="store_true",
+        help="as vllm serve where nothing is said: port 8000 of all addresses, one GPU, the "
+        "model's own name",
+    )
+    parser.set_defaults(vllm_words=[])  # the others, of `vllm serve` (cli.py)
+    parser.usage = "%(prog)s [MODEL] [flags below] [any flag of vllm serve]"
 
 
 def add_source_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,17 +62,24 @@ def _gpu_count(text: str) -> int:
     return number
 
 
-def command_line_of(arguments: argparse.Namespace) -> CommandLine:
-    """The flags as the settings take them."""
+def command_line_of(arguments: argparse.Namespace, options: OptionTable) -> CommandLine:
+    """The flags as the settings take them, ours and those of `vllm serve`."""
+    words = list(arguments.vllm_words)
+    if arguments.model:
+        words += ["--model", arguments.model]
+    vllm = from_flags(words, options, is_vllm=arguments.vllm_defaults)
+    model = next((raw for raw in vllm.values if raw.key == f"{FILE_PREFIX}model_id"), None)
     return CommandLine(
         host=arguments.host,
         port=arguments.port,
-        model=arguments.model,
+        model=None if model is None else model.text,
+        model_flag="--model" if model is None else model.origin.name,
         demo=arguments.demo,
         strict=arguments.strict,
         config_file=arguments.config_file,
         model_store=arguments.model_store,
         models=arguments.models,
+        vllm=vllm,
     )
 
 
@@ -130,7 +147,7 @@ def run(
     arguments: argparse.Namespace, environ: Mapping[str, str], configuration: Configuration
 ) -> int:
     """Print the explanation; return 0, or 2 if there is an error."""
-    settings = configuration.load(environ, command_line_of(arguments))
+    settings = configuration.load(environ, command_line_of(arguments, configuration.options))
     read = reader_of(arguments, settings, environ, configuration)
     translation = translation_of(arguments, settings, environ, read, configuration)
     explanation = configuration.explain(translation)

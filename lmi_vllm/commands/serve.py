@@ -48,7 +48,7 @@ def run(
     arguments: argparse.Namespace, environ: Mapping[str, str], assembled: Assembled
 ) -> NoReturn:
     """Serve until stopped; never returns: see `end_process`."""
-    typed = command_line_of(arguments)
+    typed = command_line_of(arguments, assembled.configuration.options)
     # Else the process ends before the port opens.
     settings = valid_settings(typed, environ, assembled.configuration)
     configure_server_logging(settings, environ)

@@ -18,7 +18,14 @@ from lmi_vllm.config.options import (
 from lmi_vllm.config.options.row import CONFIG
 from lmi_vllm.config.properties import PropertiesFile
 from lmi_vllm.config.raw_source import RawSource
-from lmi_vllm.config.setting import FILE_PREFIX, UNSET_TEXTS, CommandLine, RawValue, Report
+from lmi_vllm.config.setting import (
+    FILE_PREFIX,
+    UNSET_TEXTS,
+    CommandLine,
+    OtherSettings,
+    RawValue,
+    Report,
+)
 from lmi_vllm.config.variable_names import (
     ARGUMENT_PREFIX,
     OPTION_PREFIX,
@@ -34,17 +41,21 @@ def model_sources(
     command_line: CommandLine,
     file: PropertiesFile | None,
     table: OptionTable,
+    images: OtherSettings,
 ) -> tuple[RawSource, ...]:
     """The order for model keys, best first: the file wins over the environment."""
     return _sources(
         flags=_model_flags(command_line),
+        vllm=_of_model(command_line.vllm.values),
         sagemaker=_variables(environ, SAGEMAKER_VARIABLES, OriginKind.PLATFORM),
         file=of_file(file),
         # The embedded model has no revision on the hub.
         hub=_variables({} if command_line.demo else environ, HUB_VARIABLES, OriginKind.HUB),
         options=option_variables(environ, table),
         aliases=option_aliases(environ),
+        images=_of_model(images.values),
         late=_late_variables(environ),
+        defaults=command_line.vllm.defaults,
     )
 
 
@@ -54,16 +65,31 @@ def server_sources(
     file: PropertiesFile | None,
     report: Report,
     table: OptionTable,
+    images: OtherSettings,
 ) -> tuple[RawSource, ...]:
     """The order for server keys, best first: the environment wins over the file."""
     counts = {row.name for row in table.rows.server if CONFIG in row.written}
     return _sources(
         demo=_demo_store(command_line),
+        vllm=_of_server(command_line.vllm.values),
         sagemaker=_request_size(environ, report),
         serving=_serving_variables(environ, table),
+        images=_of_server(images.values),
         flags=_upstream_flags(command_line),
         file=(raw for raw in of_file(file) if raw.key in counts),  # others are read elsewhere
     )
+
+
+def _of_model(values: Iterable[RawValue]) -> Iterator[RawValue]:
+    """Options and keys of serving.properties out of another server's settings."""
+    return (raw for raw in values if not raw.key.isupper())
+
+
+def _of_server(values: Iterable[RawValue]) -> Iterator[RawValue]:
+    """Server settings, `SERVING_<NAME>`, out of another server's settings."""
+    for raw in values:
+        if raw.key.startswith(SERVING_PREFIX):
+            yield replace(raw, key=raw.key.removeprefix(SERVING_PREFIX).lower())
 
 
 def _sources(**values: Iterable[RawValue]) -> tuple[RawSource, ...]:
@@ -100,7 +126,7 @@ def _model_flags(command_line: CommandLine) -> Iterator[RawValue]:
     """`--model` and `--demo`, as far as they choose the model."""
     key = f"{FILE_PREFIX}model_id"
     if command_line.model:
-        return _flag(key, command_line.model, "--model")
+        return _flag(key, command_line.model, command_line.model_flag)
     return _flag(key, str(DEMO_MODEL_DIR) if command_line.demo else None, "--demo")
 
 

@@ -11,6 +11,7 @@ from lmi_vllm.config.listen import check_listen
 from lmi_vllm.config.option_table import OptionTable
 from lmi_vllm.config.options import ENVIRONMENT_SETTINGS, OPTIONS, SERVER_SETTINGS
 from lmi_vllm.config.options.row import Option, Rows
+from lmi_vllm.config.other_servers.as_settings import of_images
 from lmi_vllm.config.properties import (
     PropertiesFile,
     choose_properties,
@@ -19,7 +20,15 @@ from lmi_vllm.config.properties import (
 )
 from lmi_vllm.config.raw_source import RawSource, Reading
 from lmi_vllm.config.resolve import Resolver, report_hidden
-from lmi_vllm.config.setting import CommandLine, Layers, Report, Setting
+from lmi_vllm.config.setting import (
+    FILE_PREFIX,
+    CommandLine,
+    Layers,
+    OtherSettings,
+    RawValue,
+    Report,
+    Setting,
+)
 from lmi_vllm.config.settings import (
     ExtraSettings,
     ModelSettings,
@@ -28,6 +37,7 @@ from lmi_vllm.config.settings import (
 )
 from lmi_vllm.config.unknown_names import UnknownNames
 from lmi_vllm.config.value_rules import resolve_address
+from lmi_vllm.config.variable_names import SERVING_PREFIX
 from lmi_vllm.messages import Origin, OriginKind
 from lmi_vllm.sources.model_store import search_store, with_unpacked
 from lmi_vllm.sources.table import Sources
@@ -70,24 +80,30 @@ class _Load:
         self.report = Report()
         self.passed = Report()  # messages about arguments that are passed through
         self.server_report = Report()
+        self.images = OtherSettings()  # of other servers, until the file of the model is known
         self.model = Resolver(Layers({}), self.report)  # until the model's files are read
 
     def settings(self, extra_properties: PropertiesFile | None) -> Settings:
         """The settings; see `load_settings`."""
         config = config_properties(self.environ, self.command_line, self.report)
         server_order = server_sources(
-            self.environ, self.command_line, config, self.report, self.table
+            self.environ, self.command_line, config, self.report, self.table, self.images
         )
         file = self._choose(server_order, extra_properties)
+        self.images = of_images(self.environ, self.table, has_model=self._has_model(file))
         for properties in (config, file):
             for sentence in properties.duplicates() if properties else ():
                 self.report.warn(sentence)
-        model_order = model_sources(self.environ, self.command_line, file, self.table)
+        server_order = server_sources(
+            self.environ, self.command_line, config, Report(), self.table, self.images
+        )
+        model_order = model_sources(self.environ, self.command_line, file, self.table, self.images)
         model: ModelSettings = ModelSettings.read(*model_order, Reading(self._model_fields))
         server: ServerSettings = ServerSettings.read(*server_order, Reading(self._server_fields))
         others = tuple(self._extra(kind) for kind in self.table.kinds)
         self.report.add(self.server_report)
         self.report.add(self.passed)
+        self._report_others(is_strict=server.lmi_strict)
         names = self._unknown_names(config, server)
         unread = (*self.model.extra, *names.collect())
         self._check(model, server, others)
@@ -122,7 +138,7 @@ class _Load:
         """The fields of the server's settings from the winning texts."""
         self.server = Resolver(layers, self.server_report, self.model)
         values = self.server.server_settings(SERVER_SETTINGS)
-        values |= self.server.variables(ENVIRONMENT_SETTINGS, self.environ)
+        values |= self.server.variables(ENVIRONMENT_SETTINGS, self.environ, self._flags())
         for name in NEVER_EMPTY:
             if name in self.environ and not self.environ[name].strip():
                 self.server_report.fail(
@@ -142,9 +158,38 @@ class _Load:
         """The settings of one extra."""
         rows, resolver = Rows.of(kind.rows), self.server
         values = self.brought[kind] | resolver.server_settings(rows.server)
-        values |= resolver.variables(rows.variables, self.environ)
+        values |= resolver.variables(rows.variables, self.environ, self._flags())
         extra: ExtraSettings = kind.read(Reading(lambda _: _fields(kind.rows, values)))
         return extra
+
+    def _flags(self) -> Mapping[str, RawValue]:
+        """Whole variables (LMI_API_KEY) that flags or variables of other servers set."""
+        given = (*self.images.values, *self.command_line.vllm.values)  # flags count
+        return {raw.key: raw for raw in given if raw.key.isupper()}
+
+    def _has_model(self, file: PropertiesFile | None) -> bool:
+        """Whether something of ours names the model."""
+        line = self.command_line
+        named = any(raw.key == f"{FILE_PREFIX}model_id" for raw in line.vllm.values)
+        variables = any(self.environ.get(name) for name in ("HF_MODEL_ID", "OPTION_MODEL_ID"))
+        return bool(line.model or line.demo or named or variables or file is not None)
+
+    def _report_others(self, *, is_strict: bool) -> None:
+        """Report what flags and variables of other servers say that cannot be used here."""
+        for others in (self.command_line.vllm, self.images):
+            for sentence in others.errors:
+                self.report.fail(sentence)
+            for sentence in others.warnings:
+                self.report.warn(sentence)
+            for sentence in others.unknown:
+                (self.report.fail if is_strict else self.report.warn)(sentence)
+            for raw in others.values:
+                is_variable = raw.key.isupper() and not raw.key.startswith(SERVING_PREFIX)
+                if is_variable and raw.key not in self._variables():
+                    self.report.warn(f"{raw.origin} has no effect: set {raw.key}={raw.text}")
+
+    def _variables(self) -> frozenset[str]:
+        return frozenset(row.name for row in self.table.rows.variables)
 
     def _unknown_names(
         self, config: PropertiesFile | None, settings: ServerSettings

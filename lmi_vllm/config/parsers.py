@@ -233,6 +233,40 @@ def words(text: str) -> list[str]:
     return found
 
 
+def lora_modules(text: str) -> dict[str, str]:
+    """Sources of adapters by name, in the forms of `vllm serve --lora-modules`.
+
+    A JSON object `{"name": …, "path": …}` may have more keys, such as base_model_name.
+    """
+    stripped = text.strip()
+    found = [json_object(stripped)] if stripped.startswith("{") else items(stripped)
+    modules: dict[str, str] = {}
+    for item in found:
+        is_object = isinstance(item, dict) or str(item).startswith("{")
+        pairs = [item] if is_object else str(item).split()
+        for pair in pairs:
+            name, source = _lora_module(pair)
+            if modules.setdefault(name, source) != source:
+                raise ValueError(f"{name} has two sources")
+    if not modules:
+        raise ValueError('name=path is needed, or {"name": …, "path": …}')
+    return modules
+
+
+def _lora_module(item: object) -> tuple[str, str]:
+    """Name and source of one adapter."""
+    if isinstance(item, str) and item.startswith("{"):
+        item = json_object(item)
+    name = source = ""
+    if isinstance(item, str):
+        name, _, source = item.partition("=")
+    elif isinstance(item, dict):
+        name, source = (str(item.get(key) or "") for key in ("name", "path"))
+    if not name or not source:
+        raise ValueError(f'{item!r} is not name=path, nor {{"name": …, "path": …}}')
+    return name, source
+
+
 def words_of(*choices: str) -> Callable[[str], tuple[str, ...]]:
     """Make a parser of a list of `choices`, in any case."""
 

@@ -69,13 +69,16 @@ class Resolver:
                 resolved[row.name] = setting
         return resolved
 
-    def variables(self, rows: Iterable[Option], environ: Mapping[str, str]) -> dict[str, Setting]:
-        """Every whole variable of these rows that is set or has a default."""
+    def variables(
+        self, rows: Iterable[Option], environ: Mapping[str, str], flags: Mapping[str, RawValue]
+    ) -> dict[str, Setting]:
+        """Every whole variable of these rows that is set, by a flag or itself, or has a default."""
         resolved = {}
         for row in rows:
             text = environ.get(row.name, "")
             origin = Origin(OriginKind.VARIABLE, row.name)
-            setting = self._resolve(row, [RawValue(row.name, text, origin)] if text else [])
+            raw = flags.get(row.name) or RawValue(row.name, text, origin)
+            setting = self._resolve(row, [raw] if raw.text else [])
             if setting is not None:
                 resolved[row.name] = setting
         return resolved

@@ -15,20 +15,6 @@ UNSET_TEXTS = ("", "None")  # what parsers do not get to see; see docs/configura
 
 
 @dataclass(frozen=True, slots=True)
-class CommandLine:
-    """The command line of this start; None for a flag that was not given."""
-
-    host: str | None = None
-    port: int | None = None
-    model: str | None = None
-    demo: bool = False
-    strict: bool = False
-    config_file: str | None = None
-    model_store: str | None = None
-    models: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class RawValue:
     """The text that a source gives; `key` is as in the files (`option.quantize`, `engine`)."""
 
@@ -46,6 +32,38 @@ class RawValue:
         """`key=text (origin)` without secrets."""
         name = self.key.removeprefix(FILE_PREFIX)
         return f"{self.key}={mask_text(name, self.text)} ({self.origin})"
+
+
+@dataclass(frozen=True, slots=True)
+class OtherSettings:
+    """What flags or variables of another server say in this one's words.
+
+    `errors` are refused values, `unknown` are names without a meaning: warnings, or errors where
+    names are strict. `defaults` count where nothing else is set.
+    """
+
+    values: tuple[RawValue, ...] = ()
+    errors: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+    defaults: tuple[RawValue, ...] = ()
+    is_tls: bool = False  # the listener speaks TLS, whatever the scheme of its address
+
+
+@dataclass(frozen=True, slots=True)
+class CommandLine:
+    """The command line of this start; None for a flag that was not given."""
+
+    host: str | None = None
+    port: int | None = None
+    model: str | None = None
+    model_flag: str = "--model"  # or MODEL: the word that belongs to no flag
+    demo: bool = False
+    strict: bool = False
+    config_file: str | None = None
+    model_store: str | None = None
+    models: str | None = None
+    vllm: OtherSettings = OtherSettings()  # the flags of `vllm serve`
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,7 +158,8 @@ def resolve_address(
         value = ""  # a platform that sets a host or port connects only there
     parsed = read_address(value)
     host, port = parsed.host, parsed.port
-    origins = []
+    scheme = "https" if command_line.vllm.is_tls else parsed.scheme
+    origins = ["--ssl-keyfile"] * (scheme != parsed.scheme)
     if command_line.host is not None:
         host = _asked_host(command_line.host, fail)
         origins.append("--host")
@@ -168,7 +169,7 @@ def resolve_address(
     elif environ.get("SAGEMAKER_BIND_TO_PORT"):
         origins.append("SAGEMAKER_BIND_TO_PORT")
         port = _asked_port("SAGEMAKER_BIND_TO_PORT", environ["SAGEMAKER_BIND_TO_PORT"], fail)
-    address = ListenAddress(parsed.scheme, host, port).url()
+    address = ListenAddress(scheme, host, port).url()
     if not origins:
         return replace(configured, value=address)
     if len(origins) == 1 and configured.is_set:

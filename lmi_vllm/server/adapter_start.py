@@ -21,6 +21,7 @@ from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import AdapterCapacityError, EngineMemoryError, LmiError, ModelSourceError
 from lmi_vllm.messages import ModelArtifacts
 from lmi_vllm.server.model_files import ReadyFiles
+from lmi_vllm.sources.local import is_directory
 from lmi_vllm.translate.configuration import Configuration
 
 logger = logging.getLogger(__name__)
@@ -49,7 +50,10 @@ async def load_adapters(
         Path(model.model) if configuration.sources.is_store(model.reference) else None, folder
     )
     local = {**brought, **local_adapters(model.directory, folder)}
-    sources = _sources(ready, configuration, environ, local)
+    named = settings.model.lora_modules or {}
+    paths = {name: Path(source) for name, source in named.items() if is_directory(source)}
+    _refuse_twice(local, named)
+    sources = _sources(ready, configuration, environ, {**local, **paths})
     registry = AdapterRegistry(
         engine,
         sources.resolve,
@@ -62,15 +66,32 @@ async def load_adapters(
         return registry
     _warn_of_hidden(model, brought, local)
     for name, path in local.items():
-        try:
-            await registry.register(Adapter(name, str(path), is_local=True))
-        except AdapterCapacityError as error:
-            raise EngineMemoryError(f"local adapter {name}: {error.text}") from error
-        except LmiError as error:
-            raise ModelSourceError(f"local adapter {name}: {error.text}") from error
+        await _register(registry, f"local adapter {name}", Adapter(name, str(path), is_local=True))
+    for name, source in named.items():
+        stated = f"lora_modules ({settings.model.details.lora_modules.origin}): adapter {name}"
+        is_local = name in paths
+        await _register(registry, stated, Adapter(name, source, is_local=is_local))
     for begin in registry.hooks.begin:
         await begin()
     return registry
+
+
+async def _register(registry: AdapterRegistry, stated: str, adapter: Adapter) -> None:
+    """Register an adapter of the start; its error names it as `stated`."""
+    try:
+        await registry.register(adapter)
+    except AdapterCapacityError as error:
+        raise EngineMemoryError(f"{stated}: {error.text}") from error
+    except LmiError as error:
+        raise ModelSourceError(f"{stated}: {error.text}") from error
+
+
+def _refuse_twice(local: Mapping[str, Path], named: Mapping[str, str]) -> None:
+    """Refuse a name that the model directory and lora_modules both have."""
+    for name in sorted(local.keys() & named.keys()):
+        raise ModelSourceError(
+            f"adapter {name} is in the model directory ({local[name]}) and in lora_modules"
+        )
 
 
 def _sources(

@@ -77,7 +77,7 @@ LIBRARIES = {
 }
 # Besides cli.py: what vLLM is told through the environment, and what its child processes read.
 ENVIRONMENT = (
-    r"(cli|extras/image/__main__)\.py|commands/serve\.py"
+    r"(cli|extras/image/(__main__|commands))\.py|commands/serve\.py"
     r"|engine/vllm/(configuration|start|processes|workarounds/(cpu_compilation|model_scripts))\.py"
 )
 

@@ -91,4 +91,7 @@ class Lora(Section):
         warns("vLLM no longer has LongLoRA scaling"))
     adapters: str = option(parse.plain_text, ours(), default="adapters", values="name",
         note="Sub-directory of the model directory scanned for adapters.")
+    lora_modules: dict[str, str] | None = option(parse.lora_modules, ours(),
+        values="`name=path`, a JSON object, or a list of them", note="Adapters that are registered "
+        "at the start, as with `vllm serve --lora-modules`. Paths, URLs and hub ids are sources.")
     # fmt: on

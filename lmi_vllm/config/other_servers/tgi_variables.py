@@ -4,7 +4,9 @@ Names from the launcher's own arguments (text-generation-inference, launcher/src
 which is also an environment variable, and from its SageMaker entry script.
 """
 
-from collections.abc import Mapping
+import json
+import re
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Final
 
@@ -15,8 +17,14 @@ from lmi_vllm.config.other_servers.replacement import (
     refused,
     same_in_variable,
     same_value,
+    variable,
 )
 from lmi_vllm.config.parsers import boolean
+
+_ROPE: Final = ("ROPE_SCALING", "ROPE_FACTOR")
+# Converted together: two make one address, two one override.
+TGI_PAIRS: Final = ("HOSTNAME", "PORT", *_ROPE)
+_ALL_ADDRESSES: Final = "0.0.0.0"
 
 
 def _sharded(text: str) -> Replacement:
@@ -48,6 +56,27 @@ def _speculate(text: str) -> Replacement:
 def _kv_cache_dtype(text: str) -> Replacement:
     """Convert the name of an FP8 type of the KV cache."""
     return Replacement("option.kv_cache_dtype", text.lower().replace("e4m3fn", "e4m3"))
+
+
+def pair_replacements(environ: Mapping[str, str]) -> Iterator[tuple[str, Replacement]]:
+    """Yield what HOSTNAME and PORT, and the two ROPE variables, are together, with their source."""
+    host = environ.get("HOSTNAME") or _ALL_ADDRESSES
+    if not re.fullmatch(r"[0-9.:]+|localhost", host):  # Docker sets the container's name
+        host = _ALL_ADDRESSES
+    if port := environ.get("PORT"):
+        yield f"PORT={port}", variable("SERVING_INFERENCE_ADDRESS", f"http://{host}:{port}")
+    given = {name: environ[name] for name in _ROPE if environ.get(name)}
+    if not given:
+        return
+    source = ", ".join(f"{name}={text}" for name, text in given.items())
+    kind, factor = given.get("ROPE_SCALING", "linear"), given.get("ROPE_FACTOR", "1.0")
+    try:
+        override = {"rope_scaling": {"rope_type": kind, "factor": float(factor)}}
+    except ValueError:
+        yield source, Replacement(None, why=f"{factor!r} is no number", is_refused=True)
+        return
+    why = "vLLM checks rope settings against the model's own"
+    yield source, Replacement("option.hf_overrides", json.dumps(override), why)
 
 
 def _cuda_graphs(text: str) -> Replacement:
@@ -161,8 +190,6 @@ TGI_VARIABLES: Final[Mapping[str, Converter]] = MappingProxyType(
     }
 )
 
-# Converted together: HOSTNAME and PORT make one address, the two ROPE ones one override.
-TGI_PAIRS: Final = ("HOSTNAME", "PORT", "ROPE_SCALING", "ROPE_FACTOR")
 # No other server uses these names, so one of them identifies an environment of TGI.
 TGI_ONLY_NAMES: Final = (
     "MODEL_ID", "NUM_SHARD", "MAX_INPUT_TOKENS", "MAX_INPUT_LENGTH", "MAX_TOTAL_TOKENS",

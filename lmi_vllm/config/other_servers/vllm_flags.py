@@ -1,27 +1,38 @@
 """Parses `vllm serve` flags and `SM_VLLM_*` variables, by the recorded schema of vLLM."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
 
 from lmi_vllm.config.secrets import is_secret, mask_text
 from lmi_vllm.config.variable_names import closest
 from lmi_vllm.config.vllm_schema import VllmArgument, coerce, load_release
 
 _REPEATED: Final = ("middleware",)  # flags that may be given several times
+_SWITCHES: Final = ("bool", "flag")  # kinds without a value
+_SWITCH_WORDS: Final = ("true", "false")
+_LEVEL: Final = re.compile(r"-O=?(\w+)")
 SAGEMAKER_PREFIX: Final = "SM_VLLM_"
 
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """One argument as it was given; `problem` says why it cannot be used."""
+    """One argument as it was given.
+
+    `source` is what messages quote, `written` the flag or variable alone. `problem` says why it
+    cannot be used, `is_unknown` that vLLM has no such argument.
+    """
 
     name: str
     text: str
     source: str
     is_engine: bool = False
     problem: str = ""
+    written: str = ""
+    is_unknown: bool = False
 
 
 def read_flags(words: Sequence[str]) -> list[Flag]:
@@ -31,32 +42,111 @@ def read_flags(words: Sequence[str]) -> list[Flag]:
         rest.pop(0)
     if rest[:2] == ["-m", "vllm.entrypoints.openai.api_server"]:
         rest = rest[2:]
-    flags = []
-    if rest and not rest[0].startswith("-"):
-        flags.append(Flag("model", rest[0], rest[0]))
-        rest = rest[1:]
-    flags += [_flag(written, texts) for written, texts in _grouped(rest)]
-    return _joined(flags)
+    flags: list[Flag] = []
+    positional: list[str] = []
+    for written, texts in _grouped(rest):
+        if not written:
+            positional += texts
+        elif written == "--config":
+            flags = [*_of_file(" ".join(texts)), *flags]  # the command line comes first
+        else:
+            flags.append(_flag(written, texts))
+    return _joined([*_positional(positional, flags), *flags])
+
+
+def _positional(words: Sequence[str], flags: Sequence[Flag]) -> Iterator[Flag]:
+    """The model, which is the one word that belongs to no flag."""
+    named = next((flag for flag in flags if flag.name == "model"), None)
+    for number, word in enumerate(words):
+        if number == 0 and (named is None or named.text == word):
+            yield Flag("model", word, word, written="MODEL")
+        elif number == 0 and named is not None:
+            problem = f"{named.source} names another model: give one"
+            yield Flag("word 0", word, word, problem=problem, written=word)
+        else:
+            problem = f"only one word without a flag is read, the model ({words[0]})"
+            yield Flag(f"word {number}", word, word, problem=problem, written=word)
+
+
+def _of_file(path: str) -> list[Flag]:
+    """Return the flags of a YAML file, as vLLM's `--config` reads it."""
+    import yaml  # noqa: PLC0415 (where a file is given only)
+
+    source = f"--config {path}"
+    try:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        reason = " ".join(str(getattr(error, "strerror", None) or error).split())
+        return [Flag("config", path, source, problem=f"cannot be read: {reason}", written=source)]
+    if not isinstance(content, dict):
+        problem = "the file has no mapping of flags to values"
+        return [Flag("config", path, source, problem=problem, written=source)]
+    return [
+        replace(flag, written=f"{flag.written} of {path}")
+        for name, value in content.items()
+        if (flag := _of_entry(str(name), value)) is not None
+    ]
+
+
+def _of_entry(name: str, value: object) -> Flag | None:
+    """Return one entry of the file; vLLM passes over a switch that is false."""
+    written = f"--{name.replace('_', '-')}"
+    if value is False:
+        return None
+    texts: list[str] = []
+    if isinstance(value, list):
+        texts = [one if isinstance(one, str) else json.dumps(one) for one in value]
+    elif isinstance(value, Mapping):
+        texts = [json.dumps(value)]
+    elif value is not True:
+        texts = [str(value)]
+    return _flag(written, texts)
 
 
 def _grouped(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
-    """Yield each flag with the words up to the next one."""
-    written = ""
-    texts: list[str] = []
-    for word in words:
-        if word.startswith("--") or (word.startswith("-") and not _is_number(word)):
-            if written:
-                yield written, texts
-            written, separator, text = word.partition("=")
-            texts = [text] if separator else []
+    """Yield each flag with its values, and ("", words) where they belong to no flag."""
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        if not is_flag(word):
+            yield "", [word]
+            continue
+        written, separator, text = word.partition("=")
+        if level := _LEVEL.fullmatch(word):
+            yield "--optimization-level", [level[1]]
+        elif word == "-O" and rest:
+            yield "--optimization-level", [rest.pop(0)]
+        elif separator:
+            yield written, [text]
         else:
-            texts.append(word)
-    if written:
-        yield written, texts
+            following = next((i for i, one in enumerate(rest) if is_flag(one)), len(rest))
+            count = _values(written, rest[:following])
+            yield written, rest[:count]
+            del rest[:count]
+
+
+def _values(written: str, following: Sequence[str]) -> int:
+    """Return how many of the words behind a flag are its values."""
+    name, _, key = _name_of(written)
+    argument = _find(written, name)
+    if key:
+        return min(1, len(following))
+    if argument is None:
+        off = name.startswith("no_") or any(written in row.off for row in _all_arguments().values())
+        return 0 if off else len(following)  # of an unknown flag: its message quotes them
+    if argument.kind in _SWITCHES:
+        return int(bool(following) and following[0].lower() in _SWITCH_WORDS)
+    return len(following) if argument.is_list else min(1, len(following))
+
+
+def is_flag(word: str) -> bool:
+    """Whether `word` is a flag rather than a value, such as a negative number."""
+    return word.startswith("--") or (
+        word.startswith("-") and len(word) > 1 and not _is_number(word)
+    )
 
 
 def _is_number(word: str) -> bool:
-    """Whether `word` is a number, such as a negative one, rather than a flag."""
     try:
         float(word)
     except ValueError:
@@ -64,12 +154,17 @@ def _is_number(word: str) -> bool:
     return True
 
 
+def _name_of(written: str) -> tuple[str, str, str]:
+    """Return the argument's name, and what follows its first dot."""
+    return written.lstrip("-").replace("-", "_").partition(".")
+
+
 def _flag(written: str, texts: list[str]) -> Flag:
     """Return one parsed flag; `problem` is set where vLLM has none of that name."""
-    name, _, key = written.lstrip("-").replace("-", "_").partition(".")
+    name, _, key = _name_of(written)
     secret = next(filter(is_secret, key.split(".")), name)
     source = " ".join([written, *(mask_text(secret, text) for text in texts)])
-    argument = _find(written, name)
+    argument = _find(written.partition(".")[0], name)
     if argument is None and name.startswith("no_"):
         argument = _find("", name.removeprefix("no_"))
         texts = ["false"]
@@ -79,10 +174,14 @@ def _flag(written: str, texts: list[str]) -> Flag:
     if argument is None:
         known = [f"--{known.replace('_', '-')}" for known in _all_arguments()]
         problem = f"vLLM {load_release().release} has no such flag; {closest(written, known)}"
-        return Flag(name, " ".join(texts), source, problem=problem)
+        return Flag(
+            name, " ".join(texts), source, problem=problem, written=written, is_unknown=True
+        )
     if key:
-        texts = [json.dumps(_nested(key.split("."), _json_or_text(" ".join(texts))))]
-    return _checked(argument, texts, source)
+        text = " ".join(texts)
+        value = text.split(",") if key.endswith("+") else _json_or_text(text)
+        texts = [json.dumps(_nested(key.removesuffix("+").split("."), value))]
+    return replace(_checked(argument, texts, source), written=written)
 
 
 def _checked(argument: VllmArgument, texts: list[str], source: str) -> Flag:
@@ -127,14 +226,24 @@ def _joined(flags: list[Flag]) -> list[Flag]:
     for flag in flags:
         earlier = joined.get(flag.name)
         if earlier is not None and flag.text.startswith("{") and earlier.text.startswith("{"):
-            merged = json.loads(earlier.text) | json.loads(flag.text)
+            merged = json.dumps(_merged(json.loads(earlier.text), json.loads(flag.text)))
             source = f"{earlier.source} {flag.source}"
-            flag = Flag(flag.name, json.dumps(merged), source, flag.is_engine)  # noqa: PLW2901
+            flag = replace(flag, text=merged, source=source)  # noqa: PLW2901
         elif earlier is not None and flag.name in _REPEATED:
             text, source = f"{earlier.text},{flag.text}", f"{earlier.source} {flag.source}"
-            flag = Flag(flag.name, text, source, flag.is_engine)  # noqa: PLW2901
+            flag = replace(flag, text=text, source=source)  # noqa: PLW2901
         joined[flag.name] = flag
     return list(joined.values())
+
+
+def _merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """Return both mappings in one, the second's values before the first's."""
+    merged = dict(first)
+    for key, value in second.items():
+        earlier = merged.get(key)
+        both = isinstance(earlier, dict) and isinstance(value, dict)
+        merged[key] = _merged(earlier or {}, value) if both else value
+    return merged
 
 
 def _all_arguments() -> Mapping[str, VllmArgument]:
@@ -163,9 +272,11 @@ def read_variables(environ: Mapping[str, str]) -> list[Flag]:
         if argument is None:
             known = [SAGEMAKER_PREFIX + known.upper() for known in _all_arguments()]
             problem = f"vLLM {load_release().release} has no such argument; "
-            flags.append(Flag(name, text, source, problem=problem + closest(variable, known)))
+            problem += closest(variable, known)
+            flag = Flag(name, text, source, problem=problem, is_unknown=True)
         elif argument.is_list and "," not in text and not text.startswith("["):
-            flags.append(_checked(argument, text.split(), source))
+            flag = _checked(argument, text.split(), source)
         else:
-            flags.append(_checked(argument, [text] if text else [], source))
+            flag = _checked(argument, [text] if text else [], source)
+        flags.append(replace(flag, written=variable))
     return flags

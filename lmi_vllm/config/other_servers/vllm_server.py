@@ -29,30 +29,34 @@ def _credentials(text: str) -> Replacement:
     return refused("pages of other sites send no cookies here; send a key")(text)
 
 
-def _lora_modules(text: str) -> Replacement:
-    """Convert adapters that vLLM loads by name and path: enabled, to be placed by the user."""
-    why = f"put the adapters ({text}) below adapters/ of the model directory"
-    return Replacement("option.enable_lora", "true", why)
+def _api_key(text: str) -> Replacement:
+    """Convert the key; several have their place in a file."""
+    keys = words(text)
+    if len(keys) == 1:
+        return variable("LMI_API_KEY", keys[0])
+    return refused("several keys stand in a file, a line each: LMI_API_KEY_FILE")(text)
 
 
 FRONT_END: Final[Mapping[str, Converter]] = MappingProxyType(
     {
-        "api_key": same_in_variable("LMI_API_KEY"),
+        "api_key": _api_key,
         "api_server_count": same_in_variable("LMI_FRONTEND_PROCESSES"),
         "allowed_origins": _cors("ORIGIN"),
         "allowed_methods": _cors("METHODS"),
         "allowed_headers": _cors("HEADERS"),
         "allow_credentials": _credentials,
-        "lora_modules": _lora_modules,
+        "uds": lambda path: variable("SERVING_INFERENCE_ADDRESS", f"unix:{path}"),
+        "enable_ssl_refresh": not_needed("renewed certificates are always read again"),
+        "disable_fastapi_docs": not_needed("/docs are plain files of this server"),
         "ssl_keyfile": same_in_variable("SERVING_PRIVATE_KEY_FILE"),
         "ssl_certfile": same_in_variable("SERVING_CERTIFICATE_FILE"),
         "tool_server": refused("tool servers are not supported"),
         "headless": refused("one process serves one node"),
         "grpc": refused("there is no gRPC server"),
-        "config": refused("give the flags of that file on the command line"),
         "ssl_ca_certs": refused("client certificates are not checked; put a proxy in front"),
     }
 )
+_SERVER_SETTINGS: Final = MappingProxyType({"shutdown_timeout": "SERVING_SHUTDOWN_TIMEOUT"})
 _OTHER: Final = not_needed("it belongs to vLLM's own HTTP server, which this server replaces")
 
 
@@ -62,6 +66,8 @@ def replacement_of(flag: Flag, flags: Sequence[Flag], options: OptionTable) -> R
         return Replacement(None, why=flag.problem, is_refused=True)
     if flag.name == "model":
         return Replacement("option.model_id", flag.text)
+    if flag.name in _SERVER_SETTINGS:  # vLLM's engine has it, and here the server does it
+        return variable(_SERVER_SETTINGS[flag.name], flag.text)
     if flag.is_engine or options.find(flag.name) is not None:
         return Replacement(f"option.{flag.name}", flag.text)
     if flag.name in ("host", "port", "uds"):

@@ -2,6 +2,7 @@
 
 import asyncio
 import ctypes
+import logging
 from collections.abc import MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
@@ -19,7 +20,11 @@ from lmi_vllm.signals import end_children
 if TYPE_CHECKING:
     from lmi_vllm.engine.vllm.configuration import VllmArguments
 
+logger = logging.getLogger(__name__)
+
 NUMA: Final = "libnuma.so.1"
+PLUGINS: Final = "VLLM_PLUGINS"  # vLLM's: the plug-ins that it may load, by their names
+OUR_PLUGIN: Final = "lmi_vllm"
 
 
 def check_libraries() -> None:
@@ -106,10 +111,20 @@ class VllmFactory:
         """Set what vLLM reads while it is imported; stdout is for the lines that scripts read."""
         self._exports.setdefault("VLLM_NO_USAGE_STATS", "1")
         self._exports.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
+        self._keep_our_plugin()
         if not self._exports.get("VLLM_LOGGING_CONFIG_PATH"):
             # Its lines take our format: its loggers then have no handlers of their own.
             self._exports.setdefault("VLLM_CONFIGURE_LOGGING", "0")
             self._exports[LOG_FORMAT_VARIABLE] = self._log_format
+
+    def _keep_our_plugin(self) -> None:
+        """Add ours to the plug-ins that the operator allows: without it no engine ends with us."""
+        allowed = self._exports.get(PLUGINS)
+        if allowed is None or OUR_PLUGIN in allowed.split(","):
+            return
+        self._exports[PLUGINS] = ",".join(filter(None, (allowed, OUR_PLUGIN)))
+        logger.info("%s=%s: %s was added, which sets up engine processes", PLUGINS, allowed,
+                    OUR_PLUGIN)  # fmt: skip
 
     def _engine_thread(self) -> ThreadPoolExecutor:
         if self._thread is None:

@@ -1,7 +1,9 @@
 """The entry point of our images: selects the verb and execs it, without a shell.
 
 The command replaces this process, so it gets the signals and its exit code is the container's.
-`health` requests /ping of the server of the same environment, for Docker's HEALTHCHECK.
+`health` requests /ping of the server of the same environment, for Docker's HEALTHCHECK. A folder, a
+URL or a hub id as first word is the model of `serve`, and the commands of vLLM's server lead here
+(`commands`).
 """
 
 import os
@@ -25,6 +27,7 @@ from typing import Final, NoReturn
 from lmi_vllm.assembly import configuration
 from lmi_vllm.cli import REFUSED_VERBS, VERBS, fail, open_closed_streams
 from lmi_vllm.config.listen import ListenAddress, read_address
+from lmi_vllm.extras.image.commands import PLAIN_PROGRAM, as_vllm_command, install_here
 
 COMPAT_FOLDER: Final = Path("/usr/local/cuda/compat")
 DRIVER_VERSION: Final = Path("/proc/driver/nvidia/version")
@@ -38,18 +41,31 @@ def main(arguments: list[str] | None = None) -> None:
     open_closed_streams()
     words = (sys.argv[1:] if arguments is None else arguments) or ["serve"]
     environ = dict(os.environ)
+    if words == ["install-commands"]:
+        install_here()
+        return
     if words == ["health"]:
         sys.exit(check_health(environ))
     if "SM_NEO_EXECUTION_CONTEXT" in environ:
         fail(
             "SM_NEO_EXECUTION_CONTEXT: compilation jobs are not supported; serve reads checkpoints"
         )
-    if words[0].startswith("-") and words[0] not in HELP:
+    if (serve := as_vllm_command(words, environ)) is not None:
+        words = serve
+    elif words[0] not in HELP and (words[0].startswith("-") or names_model(words[0])):
         words = ["serve", *words]
+    elif Path(words[0]).name == "vllm":
+        words[0] = PLAIN_PROGRAM
     if words[0] in (*VERBS, *REFUSED_VERBS, *HELP):
         environ |= compatibility(environ, COMPAT_FOLDER, DRIVER_VERSION)
         words = [sys.executable, "-P", "-m", "lmi_vllm", *words]
     exec_command(words, environ)
+
+
+def names_model(word: str) -> bool:
+    """Whether the first word is a model and no command: a folder, a URL or a hub id."""
+    is_hub_id = re.fullmatch(r"[\w.-]+/[\w.-]+", word) is not None and not Path(word).exists()
+    return Path(word).is_dir() or "://" in word or is_hub_id
 
 
 def exec_command(words: list[str], environ: Mapping[str, str]) -> NoReturn:

@@ -11,7 +11,11 @@ from typing import Final
 from lmi_vllm.config.options import ENVIRONMENT_SETTINGS
 from lmi_vllm.config.options.row import ENV, FILE, EffectWord, Option
 from lmi_vllm.config.other_servers.replacement import Replacement, variable
-from lmi_vllm.config.other_servers.tgi_variables import TGI_ONLY_NAMES, TGI_PAIRS, TGI_VARIABLES
+from lmi_vllm.config.other_servers.tgi_variables import (
+    TGI_ONLY_NAMES,
+    TGI_VARIABLES,
+    pair_replacements,
+)
 from lmi_vllm.config.other_servers.vllm_flags import Flag, read_flags, read_variables
 from lmi_vllm.config.other_servers.vllm_server import replacement_of, vllm_address
 from lmi_vllm.config.properties import PropertiesFile, parse_properties
@@ -156,32 +160,11 @@ def migrate_tgi(environ: Mapping[str, str], configuration: Configuration) -> Mig
             why = f"{text!r} cannot be read: {error}"
             migration.add(source, Replacement(None, why=why, is_refused=True))
     _name_secrets(migration, environ)
-    _add_pairs(migration, {name: environ[name] for name in TGI_PAIRS if environ.get(name)})
+    for source, replacement in pair_replacements(environ):
+        migration.add(source, replacement)
     migration.default("option.tgi_compat", "true", "replies keep TGI's schema")
     migration.default("job_queue_size", "128", "TGI's max_concurrent_requests")
     return checked(migration)
-
-
-def _add_pairs(migration: Migration, given: Mapping[str, str]) -> None:
-    """Add TGI's address and RoPE variables, of which several make one setting."""
-    host = given.get("HOSTNAME", "0.0.0.0")
-    if not re.fullmatch(r"[0-9.:]+|localhost", host):
-        host = "0.0.0.0"
-    if "PORT" in given:
-        address = f"http://{host}:{given['PORT']}"
-        migration.add(f"PORT={given['PORT']}", variable("SERVING_INFERENCE_ADDRESS", address))
-    if "ROPE_SCALING" in given or "ROPE_FACTOR" in given:
-        factor = given.get("ROPE_FACTOR", "1.0")
-        kind = given.get("ROPE_SCALING", "linear")
-        source = ", ".join(f"{name}={given[name]}" for name in given if name.startswith("ROPE"))
-        try:
-            override = {"rope_scaling": {"rope_type": kind, "factor": float(factor)}}
-        except ValueError:
-            why = f"{factor!r} is no number"
-            migration.add(source, Replacement(None, why=why, is_refused=True))
-            return
-        why = "vLLM checks rope settings against the model's own"
-        migration.add(source, Replacement("option.hf_overrides", json.dumps(override), why))
 
 
 def migrate_vllm(flags: Sequence[str], configuration: Configuration) -> Migration:
@@ -210,6 +193,8 @@ def _from_flags(migration: Migration, flags: Sequence[Flag]) -> Migration:
         migration.default("option.served_model_name", model, "vllm serve answers to the model id")
     migration.default("option.tensor_parallel_size", "1", "vLLM uses one GPU; ours all of them")
     migration.default("option.data_parallel_size", "1", "vLLM makes no copies by itself")
+    if "option.lora_modules" in properties:
+        migration.default("option.enable_lora", "true", "adapters of the start need it")
     if properties.get("option.enable_lora") == "true":
         migration.default("option.max_loras", "1", "vLLM's default")
     if "option.max_num_seqs" not in properties:

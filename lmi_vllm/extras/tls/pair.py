@@ -1,5 +1,7 @@
 """The PEM pair of `https://` addresses; each fault names the option."""
 
+import contextlib
+import logging
 import ssl
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -12,6 +14,8 @@ from lmi_vllm.config.setting import Setting
 from lmi_vllm.config.settings import ExtraSettings, ServerSettings, Settings
 from lmi_vllm.errors import StartupError
 from lmi_vllm.sources.table import Sources
+
+logger = logging.getLogger(__name__)
 
 CERTIFICATE: Final = "certificate_file"
 KEY: Final = "private_key_file"
@@ -70,7 +74,54 @@ def tls_of(settings: Settings, environ: Mapping[str, str]) -> ssl.SSLContext:
     certificate, key = (
         str(home / (path or "")) for path in (pair.certificate_file, pair.private_key_file)
     )
-    return tls_context(certificate, key)
+    return renewed_context(certificate, key)
+
+
+def renewed_context(certificate: str, key: str) -> ssl.SSLContext:
+    """Return the context of the pair, whose files are read again when they have changed.
+
+    Raises:
+        StartupError: the pair cannot be used now.
+    """
+    context = tls_context(certificate, key)
+    context.sni_callback = Renewal(context, certificate, key)
+    return context
+
+
+class Renewal:
+    """Gives each new connection the pair as its files are now; open connections keep theirs.
+
+    OpenSSL calls it at the beginning of every handshake, with a name of the server or without. A
+    pair that cannot be used (only one of its files has been written yet) leaves the earlier one.
+    """
+
+    def __init__(self, context: ssl.SSLContext, certificate: str, key: str) -> None:
+        self._current = context
+        self._certificate, self._key = certificate, key
+        self._stamp = self._stamp_of_files()
+
+    def __call__(
+        self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext
+    ) -> None:
+        """Choose the context of one handshake."""
+        stamp = self._stamp_of_files()
+        if stamp != self._stamp:
+            self._stamp = stamp
+            try:
+                self._current = tls_context(self._certificate, self._key)
+                logger.info("%s and %s were renewed: %s", CERTIFICATE, KEY, self._certificate)
+            except StartupError as error:
+                logger.error("%s; new connections get the earlier pair", error.text)
+        connection.context = self._current
+
+    def _stamp_of_files(self) -> tuple[tuple[int, int, int], ...]:
+        """What changes when one of the files is written or replaced; empty for a missing one."""
+        found = []
+        for path in (self._certificate, self._key):
+            with contextlib.suppress(OSError):
+                state = Path(path).stat()
+                found.append((state.st_mtime_ns, state.st_size, state.st_ino))
+        return tuple(found)
 
 
 def tls_context(certificate: str, key: str) -> ssl.SSLContext:

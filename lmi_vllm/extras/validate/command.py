@@ -41,7 +41,7 @@ def run(
     arguments: argparse.Namespace, environ: Mapping[str, str], configuration: Configuration
 ) -> int:
     """Print the explanation with the checks' results; returns 0, or 2 when there is an error."""
-    settings = configuration.load(environ, command_line_of(arguments))
+    settings = configuration.load(environ, command_line_of(arguments, configuration.options))
     read = reader_of(arguments, settings, environ, configuration, with_size=True)
     if arguments.config:
         read = _reader_of_directory(Path(arguments.config))

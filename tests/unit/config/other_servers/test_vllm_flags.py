@@ -40,3 +40,59 @@ def test_flag_of_a_later_release_is_not_known(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(vllm_flags, "load_release", lambda: record)
     (flag,) = read_flags(["--disable-prefix-caching"])
     assert "vLLM 0.32 has no such flag" in flag.problem
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("-O3", {"optimization_level": "3"}),
+        ("-O 2", {"optimization_level": "2"}),
+        ("-cc.mode 2", {"compilation_config": '{"mode": 2}'}),
+        ("--compilation-config.a.b=2 -cc.a.c 3", {"compilation_config": '{"a": {"b": 2, "c": 3}}'}),
+        (
+            "-cc.cudagraph_capture_sizes+ 1,2",
+            {"compilation_config": '{"cudagraph_capture_sizes": ["1", "2"]}'},
+        ),
+        ("vllm serve /m --enforce-eager", {"model": "/m", "enforce_eager": "true"}),
+        ("--enforce-eager /m", {"model": "/m", "enforce_eager": "true"}),
+        ("--enable-lora true /m", {"model": "/m", "enable_lora": "true"}),
+        ("-tp 2 /m --seed -1", {"model": "/m", "tensor_parallel_size": "2", "seed": "-1"}),
+        ("python3 -m vllm.entrypoints.openai.api_server --model=/m", {"model": "/m"}),
+        ("--lora-modules a=/x b=/y --port 1", {"lora_modules": '["a=/x", "b=/y"]', "port": "1"}),
+    ],
+)
+def test_words_belong_to_the_flag_that_takes_them(words: str, expected: dict[str, str]) -> None:
+    """A word behind a switch is the model, as in vLLM's parser."""
+    flags = read_flags(words.split())
+    assert {flag.name: flag.text for flag in flags} == expected
+    assert not any(flag.problem for flag in flags)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("/m --model /n", "--model /n names another model"),
+        ("/m /n", "only one word without a flag is read, the model (/m)"),
+        ("--no-such-flag 3 4", "has no such flag"),
+        ("--max-model-len", "the value cannot be used"),
+        ("--config /no/such/file", "cannot be read: No such file"),
+    ],
+)
+def test_what_cannot_be_read_is_a_problem(words: str, said: str) -> None:
+    """Nothing is passed over."""
+    assert any(said in flag.problem for flag in read_flags(words.split()))
+
+
+def test_file_of_flags_comes_before_the_command_line(tmp_path: Path) -> None:
+    """VLLM's --config is YAML, with or without underscores, and a flag beside it wins."""
+    file = tmp_path / "config.yaml"
+    file.write_text(
+        "model: /m\nmax_model_len: 64\nenable-lora: true\nenforce-eager: false\n"
+        "served-model-name: [a, b]\nhf-overrides: {x: 1}\nseed: 7\n"
+    )
+    flags = {flag.name: flag for flag in read_flags(["--config", str(file), "--seed", "8"])}
+    assert {name: flag.text for name, flag in flags.items()} == {
+        "model": "/m", "max_model_len": "64", "enable_lora": "true", "seed": "8",
+        "served_model_name": '["a", "b"]', "hf_overrides": '{"x": 1}',
+    }  # fmt: skip
+    assert flags["max_model_len"].written == f"--max-model-len of {file}"

@@ -37,7 +37,7 @@ def enter(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
         (["sh", "-c", "exit 77"], 77),
         (["true"], 0),
         (["no-such-command"], 127),
-        (["/etc"], 126),
+        (["/etc/passwd"], 126),
         (["--version"], 0),
         (["partition"], 1),
         (["explain", "--model", "acme/model"], 0),
@@ -48,12 +48,71 @@ def test_exit_code_is_that_of_the_program(words: list[str], code: int) -> None:
     assert enter(*words).returncode == code
 
 
-@pytest.mark.parametrize("words", [[], ["--port", "1"], ["serve"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        [], ["--port", "1"], ["serve"], ["/opt"], ["/opt", "--max-model-len", "64"], ["acme/tiny"],
+        ["s3://bucket/model"], ["--model", "x", "--max-model-len", "64"], ["vllm", "serve", "/opt"],
+        ["python3", "-m", "vllm.entrypoints.openai.api_server", "--model=/opt"],
+    ],
+)  # fmt: skip
 def test_serve_is_the_default_verb(words: list[str]) -> None:
-    """Without words, or with flags alone, it is `serve`: it refuses what only serve refuses."""
+    """Without words, with flags, a model or vLLM's command, it is `serve`, which refuses this."""
     answer = enter(*words, LMI_STRICT="true", OPTION_NO_SUCH_OPTION="1")
     assert answer.returncode == 1
     assert "no_such_option" in answer.stderr.lower()
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Path:
+    """Return a virtual environment where vLLM's commands lead to us, beside its own `vllm`."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "env"], check=True)
+    root = tmp_path / "env"
+    (root / "bin" / "vllm").write_text("#!/bin/sh\necho plain vLLM $*\n")
+    (root / "bin" / "vllm").chmod(0o755)
+    (packages,) = (root / "lib").glob("python*/site-packages")
+    (packages / "a_path.pth").write_text(
+        f"import sys; sys.path += {[str(ROOT), *sys.path[1:]]!r}\n", encoding="utf-8"
+    )
+    for _ in range(2):  # a layer of an image may be built on another
+        subprocess.run(
+            [root / "bin" / "python", "-m", "lmi_vllm.extras.image", "install-commands"], check=True
+        )
+    return root
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["vllm", "serve", "/opt", "--no-such-flag"],
+        ["python", "-m", "vllm.entrypoints.openai.api_server", "--no-such-flag"],
+        ["python", "-u", "-m", "vllm.entrypoints.openai.api_server", "--no-such-flag"],
+    ],
+)
+def test_commands_of_vllm_lead_here(environment: Path, words: list[str]) -> None:
+    """Kubernetes' `command:` replaces the entry point, so programs of the image lead to it."""
+    command = [environment / "bin" / words[0], *words[1:]]
+    answer = subprocess.run(
+        command, env={"PATH": f"{environment}/bin"}, capture_output=True, text=True, check=False
+    )
+    assert answer.returncode == 1
+    assert answer.stderr.startswith("lmi-vllm: error:"), answer.stderr
+    assert "--no-such-flag" in answer.stderr
+
+
+def test_plain_vllm_is_there_on_request(environment: Path) -> None:
+    """LMI_PLAIN_VLLM=1 says so; vLLM's other verbs are always its own."""
+    for words, environ in (
+        (["serve", "/opt"], {"LMI_PLAIN_VLLM": "1"}),
+        (["bench", "serve"], {}),
+    ):
+        answer = subprocess.run(
+            [environment / "bin" / "vllm", *words],
+            env={"PATH": f"{environment}/bin:/usr/bin:/bin", **environ},
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        assert answer.stdout == f"plain vLLM {' '.join(words)}\n"
+        assert ("LMI_PLAIN_VLLM=1" in answer.stderr) == bool(environ)
 
 
 def test_compilation_jobs_are_refused() -> None:

@@ -1,13 +1,15 @@
 """A PEM pair, or an error that names the option at fault."""
 
+import asyncio
 import ssl
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from lmi_vllm.config.listen import ListenAddress, ListenPlan, listen_plan
 from lmi_vllm.errors import StartupError
-from lmi_vllm.extras.tls.pair import TlsSettings, tls_context, tls_of
+from lmi_vllm.extras.tls.pair import TlsSettings, renewed_context, tls_context, tls_of
 from tests.support.assembled import load_settings
 from tests.support.certificates import PemPair, make_pair
 from tests.unit.conftest import ExplainRun
@@ -116,3 +118,53 @@ def test_addresses_and_files_that_do_not_go_together(environ: dict[str, str], sa
     assert any(said in error for error in settings.errors)
     with pytest.raises(StartupError):
         tls_of(settings, environ)
+
+
+async def test_renewed_pair_is_given_to_new_connections(
+    pairs: dict[str, PemPair], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A stream over the old certificate goes on; half a renewal leaves the old pair."""
+    certificate, key = tmp_path / "tls.crt", tmp_path / "tls.key"
+    certificate.write_bytes(pairs["server"].certificate.read_bytes())
+    key.write_bytes(pairs["server"].key.read_bytes())
+    context = renewed_context(str(certificate), str(key))
+
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while line := await reader.readline():
+            writer.write(line)
+        writer.close()
+
+    async with await asyncio.start_server(echo, "127.0.0.1", 0, ssl=context) as server:
+        port = server.sockets[0].getsockname()[1]
+        reader, writer = await connect(port)
+        assert subject(writer) == "server"
+        certificate.write_bytes(pairs["other"].certificate.read_bytes())
+        _, second = await connect(port)
+        assert subject(second) == "server"
+        assert "new connections get the earlier pair" in caplog.text
+        key.write_bytes(pairs["other"].key.read_bytes())
+        _, third = await connect(port, name="a.example")
+        _, fourth = await connect(port)
+        assert (subject(third), subject(fourth)) == ("other", "other")
+        writer.write(b"still here\n")
+        assert await reader.readline() == b"still here\n"
+        for one in (writer, second, third, fourth):
+            one.close()
+
+
+async def connect(port: int, name: str = "") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Return a new connection; without a name the client sends none (SNI)."""
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
+    return await asyncio.open_connection("127.0.0.1", port, ssl=client, server_hostname=name or "")
+
+
+def subject(writer: asyncio.StreamWriter) -> str:
+    """Return the name in the certificate that the server showed."""
+    shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+    pem = ssl.DER_cert_to_PEM_cert(shown)
+    done = subprocess.run(
+        ["openssl", "x509", "-noout", "-subject", "-nameopt", "multiline"],
+        input=pem, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return done.stdout.rsplit("= ", 1)[-1].strip()

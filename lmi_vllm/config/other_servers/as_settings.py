@@ -1,0 +1,193 @@
+"""Flags of `vllm serve`, and variables of other images, as texts with their origins.
+
+They are read by the tables that `migrate` uses, so that both always say the same.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Final
+
+from lmi_vllm.config.option_table import OptionTable
+from lmi_vllm.config.other_servers.replacement import Replacement
+from lmi_vllm.config.other_servers.tgi_variables import (
+    TGI_ONLY_NAMES,
+    TGI_VARIABLES,
+    pair_replacements,
+)
+from lmi_vllm.config.other_servers.vllm_flags import Flag, is_flag, read_flags, read_variables
+from lmi_vllm.config.other_servers.vllm_server import replacement_of
+from lmi_vllm.config.setting import FILE_PREFIX, OtherSettings, RawValue
+from lmi_vllm.messages import Origin, OriginKind
+
+# Names that other launchers read, too.
+_MODEL_NAMES: Final = ("MODEL_ID", "HF_MODEL_ID")
+_OTHER_PREFIXES: Final = MappingProxyType(
+    {
+        "SM_SGLANG_": "it is for SGLang's image; engine arguments here are OPTION_<NAME> or flags",
+        "VLLM_LORA_RESOLVER_": "adapters on demand are option.adapter_store (docs/adapters.md)",
+    }
+)
+_MODEL_ID: Final = f"{FILE_PREFIX}model_id"
+_LORA_MODULES: Final = f"{FILE_PREFIX}lora_modules"
+_ENABLE_LORA: Final = f"{FILE_PREFIX}enable_lora"
+VLLM_ADDRESS: Final = "http://0.0.0.0:8000"
+_VLLM_DEFAULT: Final = Origin(OriginKind.FLAG, "a default of vllm serve")
+
+
+@dataclass(slots=True)
+class _Found:
+    """What has been read so far."""
+
+    kind: OriginKind
+    options: OptionTable
+    values: list[RawValue] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
+
+    def add_flag(self, flag: Flag, flags: Sequence[Flag]) -> None:
+        """Add one argument of vLLM's."""
+        if flag.is_unknown and self.kind is OriginKind.VARIABLE:
+            self.unknown.append(f"{flag.written} is not known and has no effect: {flag.problem}")
+        elif flag.problem:
+            self.errors.append(f"{flag.source}: {flag.problem}")
+        else:
+            self.add(replacement_of(flag, flags, self.options), flag.source, flag.written)
+
+    def add(self, replacement: Replacement, source: str, written: str) -> None:
+        """Add one setting by what it is here."""
+        if replacement.is_refused:
+            self.errors.append(f"{source} is not possible here: {replacement.why}")
+        elif replacement.key is None:
+            self.warnings.append(f"{source} has no effect: {replacement.why}")
+        else:
+            self.set(replacement.key, replacement.text, written)
+
+    def set(self, key: str, text: str, written: str) -> None:
+        """Set an option, a key of serving.properties, or a variable of ours."""
+        self.values.append(RawValue(key, text, Origin(self.kind, written)))
+
+    def done(self) -> OtherSettings:
+        """Return all of it; adapters of the start need LoRA, and switch it on where it is unset."""
+        keys = {raw.key: raw for raw in self.values}
+        if (named := keys.get(_LORA_MODULES)) is not None and _ENABLE_LORA not in keys:
+            self.set(_ENABLE_LORA, "true", named.origin.name)
+        return OtherSettings(
+            tuple(self.values), tuple(self.errors), tuple(self.warnings), tuple(self.unknown)
+        )
+
+
+def split_words(
+    words: Sequence[str], own: Mapping[str, argparse.Action]
+) -> tuple[list[str], list[str]]:
+    """Return the words of our own flags, by argparse's actions, and those for vLLM's parser."""
+    ours: list[str] = []
+    rest: list[str] = []
+    queue = list(words)
+    while queue:
+        word = queue.pop(0)
+        action = own.get(word.partition("=")[0]) if is_flag(word) else None
+        if action is None:
+            rest.append(word)
+            continue
+        ours.append(word)
+        if action.nargs is None and "=" not in word and queue:
+            ours.append(queue.pop(0))
+    return ours, rest
+
+
+def from_flags(
+    words: Sequence[str], options: OptionTable, *, is_vllm: bool = False
+) -> OtherSettings:
+    """Return what the flags of `vllm serve` are here.
+
+    With `is_vllm` the command was vLLM's own: what it does not say is as vLLM's defaults are.
+    """
+    found, flags = _Found(OriginKind.FLAG, options), read_flags(words)
+    for flag in flags:
+        found.add_flag(flag, flags)
+    names = {flag.name: flag for flag in flags}
+    others = found.done()
+    if is_vllm and "uds" not in names:
+        address = RawValue("SERVING_INFERENCE_ADDRESS", VLLM_ADDRESS, _VLLM_DEFAULT)
+        others = replace(others, values=(address, *others.values))
+    is_tls = bool(names.keys() & {"ssl_keyfile", "ssl_certfile"})
+    return replace(others, is_tls=is_tls, defaults=_vllm_defaults(names) if is_vllm else ())
+
+
+def _vllm_defaults(names: Mapping[str, Flag]) -> tuple[RawValue, ...]:
+    """What differs where a setting is left out: ours takes all GPUs, and has a name of its own."""
+    texts = {"tensor_parallel_size": "1", "data_parallel_size": "1"}
+    if (model := names.get("model")) is not None:
+        texts["served_model_name"] = json.dumps([model.text])
+    return tuple(
+        RawValue(f"{FILE_PREFIX}{name}", text, _VLLM_DEFAULT) for name, text in texts.items()
+    )
+
+
+def from_sagemaker(environ: Mapping[str, str], options: OptionTable) -> OtherSettings:
+    """Return what the variables `SM_VLLM_*` of AWS's and Hugging Face's vLLM images are here."""
+    found, flags = _Found(OriginKind.VARIABLE, options), read_variables(environ)
+    for flag in flags:
+        found.add_flag(flag, flags)
+    return found.done()
+
+
+def names_tgi(environ: Mapping[str, str]) -> bool:
+    """Whether the variables are those of TGI's launcher: a model, and one that only it reads."""
+    others = [name for name in TGI_ONLY_NAMES if name not in _MODEL_NAMES and environ.get(name)]
+    return bool(environ.get("MODEL_ID")) and bool(others)
+
+
+def from_tgi(environ: Mapping[str, str], options: OptionTable) -> OtherSettings:
+    """Return what the variables of TGI's launcher are here; its schema of answers included."""
+    found = _Found(OriginKind.VARIABLE, options)
+    for name, text in environ.items():
+        convert = TGI_VARIABLES.get(name)
+        if convert is None or not text or name == "HF_MODEL_ID":
+            continue
+        try:
+            found.add(convert(text), name, name)
+        except ValueError as error:
+            found.errors.append(f"{name}={text} cannot be used: {error}")
+    for source, replacement in pair_replacements(environ):
+        found.add(replacement, source, source.partition("=")[0])
+    found.set(f"{FILE_PREFIX}tgi_compat", "true", "MODEL_ID")
+    return found.done()
+
+
+def of_images(
+    environ: Mapping[str, str], options: OptionTable, *, has_model: bool
+) -> OtherSettings:
+    """Return what the variables of other servers' images say: SageMaker's for vLLM, and TGI's.
+
+    TGI's are read where no other model is named (`has_model`). What is not read is unknown.
+    """
+    found = from_sagemaker(environ, options)
+    unknown = [*found.unknown, *_without_meaning(environ)]
+    if not names_tgi(environ) or has_model or any(raw.key == _MODEL_ID for raw in found.values):
+        unknown += [
+            f"{name} is of TGI's launcher and is not read here: lmi-vllm migrate --from tgi "
+            "converts such variables"
+            for name in TGI_ONLY_NAMES
+            if environ.get(name)
+        ]
+        return replace(found, unknown=tuple(unknown))
+    tgi = from_tgi(environ, options)
+    return OtherSettings(
+        (*found.values, *tgi.values),
+        (*found.errors, *tgi.errors),
+        (*found.warnings, *tgi.warnings),
+        tuple(unknown),
+    )
+
+
+def _without_meaning(environ: Mapping[str, str]) -> Iterator[str]:
+    """Yield a sentence for each variable of a launcher that has no counterpart by its name."""
+    for name in environ:
+        for prefix, advice in _OTHER_PREFIXES.items():
+            if name.startswith(prefix):
+                yield f"{name} has no effect: {advice}"

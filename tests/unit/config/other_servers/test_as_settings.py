@@ -1,0 +1,168 @@
+"""Flags and variables of other servers as texts with their origins."""
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from lmi_vllm.assembly import configuration
+from lmi_vllm.config.other_servers import vllm_flags
+from lmi_vllm.config.other_servers.as_settings import (
+    from_flags,
+    from_sagemaker,
+    from_tgi,
+    names_tgi,
+    split_words,
+)
+from lmi_vllm.config.parsers import lora_modules
+from lmi_vllm.config.vllm_schema import VllmArgument, read_release
+from tests.unit.config.other_servers.test_vllm_flags import RECORDS
+
+OPTIONS = configuration().options
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("--max-model-len 64", {"option.max_model_len": "64"}),
+        ("--shutdown-timeout 45", {"SERVING_SHUTDOWN_TIMEOUT": "45"}),
+        ("--uds /run/a.sock", {"SERVING_INFERENCE_ADDRESS": "unix:/run/a.sock"}),
+        ("--api-key k", {"LMI_API_KEY": "k"}),
+        ("--api-server-count 2", {"LMI_FRONTEND_PROCESSES": "2"}),
+        ("--root-path /a", {"option.root_path": "/a"}),
+        ('--allowed-origins ["x"]', {"SERVING_CORS_ALLOWED_ORIGIN": "x"}),
+        ("--served-model-name a b", {"option.served_model_name": '["a", "b"]'}),
+        (
+            "--lora-modules a=/x",
+            {"option.lora_modules": "a=/x", "option.enable_lora": "true"},
+        ),
+        ("--middleware a.b --middleware c.d", {"option.middleware": "a.b,c.d"}),
+        ("--chat-template t", {"option.chat_template": "t"}),
+    ],
+)
+def test_flags_become_settings(words: str, expected: dict[str, str]) -> None:
+    """Each by the table that `migrate` has, with the flag as its origin."""
+    found = from_flags(words.split(), OPTIONS)
+    assert {raw.key: raw.text for raw in found.values} == expected
+    assert not found.errors
+    assert all(raw.origin.name == words.split(maxsplit=1)[0] for raw in found.values)
+
+
+def test_tls_files_make_the_listener_speak_tls() -> None:
+    """VLLM needs no scheme: the files say it."""
+    found = from_flags(["--ssl-keyfile", "k", "--ssl-certfile", "c"], OPTIONS)
+    values = {raw.key: raw.text for raw in found.values}
+    assert values == {"SERVING_PRIVATE_KEY_FILE": "k", "SERVING_CERTIFICATE_FILE": "c"}
+    assert found.is_tls
+
+
+def test_command_of_vllm_has_its_defaults() -> None:
+    """Its port, its model's name, one GPU: each only where nothing else is said."""
+    found = from_flags(["/m", "--max-model-len", "64"], OPTIONS, is_vllm=True)
+    assert found.values[0].text == "http://0.0.0.0:8000"
+    assert {raw.key: raw.text for raw in found.defaults} == {
+        "option.served_model_name": '["/m"]',
+        "option.tensor_parallel_size": "1",
+        "option.data_parallel_size": "1",
+    }
+    assert from_flags(["/m", "--uds", "/s"], OPTIONS, is_vllm=True).values[1].text == "unix:/s"
+
+
+@pytest.mark.parametrize("record", sorted(RECORDS.glob("*.json")), ids=lambda path: path.stem)
+def test_no_flag_of_a_release_is_lost(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is a setting, has no effect by name, or is refused by name."""
+    release = read_release(record)
+    monkeypatch.setattr(vllm_flags, "load_release", lambda: release)
+    for name, argument in {**release.passed, **release.front_end}.items():
+        found = from_flags([f"--{name.replace('_', '-')}={_some_value(argument)}"], OPTIONS)
+        outcomes = {*(raw.origin.name for raw in found.values), *found.warnings, *found.errors}
+        assert len(outcomes) == 1, (name, outcomes)
+
+
+def _some_value(argument: VllmArgument) -> str:
+    """Return a text that the argument may have."""
+    texts = {
+        "bool": "true", "flag": "true", "int": "1", "float": "1", "human_int": "1",
+        "human_int_or_auto": "1", "json": "[]" if isinstance(argument.default, list) else "{}",
+        "json_config": "{}", "json_or_text": "a", "device_ids": "0",
+    }  # fmt: skip
+    return texts.get(argument.kind, str(argument.choices[0]) if argument.choices else "a=b")
+
+
+def test_variables_of_sagemaker_s_images_are_settings() -> None:
+    """A list by spaces or JSON; an unknown name is told apart from a wrong value."""
+    found = from_sagemaker(
+        {
+            "SM_VLLM_MODEL": "/opt/ml/model",
+            "SM_VLLM_MAX_MODEL_LEN": "64",
+            "SM_VLLM_LORA_MODULES": "a=/x b=/y",
+            "SM_VLLM_ENABLE_LORA": "",
+            "SM_VLLM_NO_SUCH": "1",
+            "SM_VLLM_SEED": "seven",
+        },
+        OPTIONS,
+    )
+    assert {raw.key: raw.text for raw in found.values} == {
+        "option.model_id": "/opt/ml/model",
+        "option.max_model_len": "64",
+        "option.lora_modules": '["a=/x", "b=/y"]',
+        "option.enable_lora": "true",
+    }
+    assert [raw.origin.name for raw in found.values][1] == "SM_VLLM_MAX_MODEL_LEN"
+    assert "SM_VLLM_NO_SUCH is not known" in found.unknown[0]
+    assert "SM_VLLM_SEED" in found.errors[0]
+
+
+def test_variables_of_tgi_are_settings() -> None:
+    """Two of its names at least, since other programs have a MODEL_ID."""
+    environ = {
+        "MODEL_ID": "/m",
+        "NUM_SHARD": "2",
+        "PORT": "80",
+        "HOSTNAME": "6f1",
+        "QUANTIZE": "awq",
+    }
+    assert names_tgi(environ)
+    assert not names_tgi({"MODEL_ID": "/m"})
+    assert {raw.key: raw.text for raw in from_tgi(environ, OPTIONS).values} == {
+        "option.model_id": "/m",
+        "option.tensor_parallel_degree": "2",
+        "option.quantize": "awq",
+        "option.tgi_compat": "true",
+        "SERVING_INFERENCE_ADDRESS": "http://0.0.0.0:80",
+    }
+
+
+def test_words_of_our_own_flags_are_told_apart() -> None:
+    """The values of vLLM's flags are not taken for the model."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--port")
+    parser.add_argument("--demo", action="store_true")
+    own = parser._option_string_actions
+    words = ["--port", "8", "--max-model-len", "64", "--demo", "/m", "--port=9", "-tp", "2"]
+    assert split_words(words, own) == (
+        ["--port", "8", "--demo", "--port=9"],
+        ["--max-model-len", "64", "/m", "-tp", "2"],
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a=/x b=/y",
+        "a=/x,b=/y",
+        '["a=/x", "b=/y"]',
+        '["{\\"name\\": \\"a\\", \\"path\\": \\"/x\\", \\"base_model_name\\": \\"m\\"}", "b=/y"]',
+        '[{"name": "a", "path": "/x"}, {"name": "b", "path": "/y"}]',
+    ],
+)
+def test_adapters_of_the_start_have_three_spellings(text: str) -> None:
+    """As vLLM's flag, once or with several words, and as its variable."""
+    assert lora_modules(text) == {"a": "/x", "b": "/y"}
+
+
+@pytest.mark.parametrize("text", ["a", "=x", "a=", '{"name": "a"}', "[]", "a=/x a=/y", "[1]"])
+def test_adapters_that_cannot_be_read_are_refused(text: str) -> None:
+    """Nothing is passed over."""
+    with pytest.raises(ValueError, match=r"name|two sources|JSON"):
+        lora_modules(text)

@@ -1,0 +1,168 @@
+"""The command lines and variables of other servers' deployments mean the same here.
+
+Each row is what a chart, an operator or an image's entry point starts, without the placeholders.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+
+from lmi_vllm.assembly import configuration
+from lmi_vllm.cli import _parse
+from lmi_vllm.commands.explain import command_line_of
+from lmi_vllm.config.settings import Settings
+from lmi_vllm.demo import DEMO_MODEL_DIR
+from lmi_vllm.extras.image.commands import as_vllm_command
+
+Started = Callable[..., Settings]
+MODEL = str(DEMO_MODEL_DIR)
+KSERVE = [
+    "vllm", "serve", MODEL, "--served-model-name", "assistant", "--port", "8000",
+    "--shutdown-timeout", "45", "--disable-uvicorn-access-log",
+]  # fmt: skip
+TLS = [
+    "--enable-ssl-refresh", "--ssl-certfile", "/run/tls/tls.crt", "--ssl-keyfile",
+    "/run/tls/tls.key",
+]  # fmt: skip
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Started:
+    """Return the settings of a command in our image, with these variables."""
+
+    def start(words: list[str], environ: Mapping[str, str] = MappingProxyType({})) -> Settings:
+        parsed = _parse((words and as_vllm_command(words, environ)) or ["serve", *words])
+        options = configuration().options
+        store = {"SERVING_MODEL_STORE": str(tmp_path), **environ}
+        return configuration().load(store, command_line_of(parsed, options))
+
+    return start
+
+
+def test_kserve_s_template(started: Started) -> None:
+    """LLMInferenceService without TLS: the port, the name and the drain are those it asks for."""
+    settings = started(KSERVE)
+    assert not settings.errors
+    assert settings.server.inference_address == "http://0.0.0.0:8000"
+    assert settings.server.shutdown_timeout == 45
+    assert settings.model.served_model_name == ["assistant"]
+    assert settings.model.model_id == MODEL
+    assert settings.model.details.served_model_name.origin.name == "--served-model-name"
+    assert any("--disable-uvicorn-access-log" in warning for warning in settings.warnings)
+
+
+def test_kserve_s_template_with_tls_and_adapters(started: Started) -> None:
+    """The certificates of the pod, and its adapters as JSON."""
+    adapter = '{"name": "sql", "path": "/mnt/lora/sql", "base_model_name": "assistant"}'
+    settings = started([*KSERVE, *TLS, "--enable-lora", "--lora-modules", adapter])
+    assert not settings.errors
+    assert settings.server.inference_address == "https://0.0.0.0:8000"
+    assert settings.model.lora_modules == {"sql": "/mnt/lora/sql"}
+    assert settings.model.enable_lora
+
+
+def test_kserve_s_vllm_runtime(started: Started) -> None:
+    """`python -m vllm.entrypoints.openai.api_server`, with underscores and without."""
+    command = ["python3", "-m", "vllm.entrypoints.openai.api_server"]
+    settings = started([*command, "--port=8080", f"--model={MODEL}", "--served_model_name=m"])
+    assert not settings.errors
+    assert settings.server.inference_address == "http://0.0.0.0:8080"
+    assert settings.model.served_model_name == ["m"]
+
+
+def test_production_stack_s_chart(started: Started) -> None:
+    """Everything by flags; what is not said is as vLLM has it: one GPU, and the model's name."""
+    settings = started([
+        "vllm", "serve", MODEL, "--host", "0.0.0.0", "--port", "8000", "--no-enable-prefix-caching",
+        "--max-model-len", "1024", "--dtype", "float32", "-tp", "1", "--enable-auto-tool-choice",
+        "--tool-call-parser", "hermes", "--compilation-config.mode", "0",
+    ])  # fmt: skip
+    assert not settings.errors
+    assert settings.model.max_model_len == 1024
+    assert settings.model.served_model_name == [MODEL]
+    assert settings.model.enable_prefix_caching is False
+    assert settings.model.arguments["compilation_config"] == {"mode": 0}
+
+
+def test_hyperpod_s_operator(started: Started) -> None:
+    """A folder and flags are the arguments of the image."""
+    settings = started([MODEL, "--max-model-len", "512"])
+    assert not settings.errors
+    assert settings.model.model_id == MODEL
+    assert settings.model.max_model_len == 512
+
+
+def test_sagemaker_s_vllm_images(started: Started) -> None:
+    """SM_VLLM_* are settings, below our own variables; `explain` names them."""
+    environ = {
+        "SM_VLLM_MODEL": MODEL,
+        "SM_VLLM_MAX_MODEL_LEN": "64",
+        "SM_VLLM_SERVED_MODEL_NAME": "a b",
+        "SM_VLLM_DTYPE": "float32",
+        "OPTION_DTYPE": "bfloat16",
+    }
+    settings = started([], environ)
+    assert not settings.errors
+    assert settings.model.model_id == MODEL
+    assert settings.model.served_model_name == ["a", "b"]
+    assert settings.model.details.max_model_len.origin.name == "SM_VLLM_MAX_MODEL_LEN"
+    assert settings.model.dtype == "bfloat16"
+
+
+def test_tgi_s_launcher_on_sagemaker(started: Started) -> None:
+    """Its own variables, where they name the model."""
+    environ = {"MODEL_ID": "acme/assistant", "NUM_SHARD": "2", "MAX_TOTAL_TOKENS": "4096"}
+    settings = started([], environ)
+    assert not settings.errors
+    assert settings.model.model_id == "acme/assistant"
+    assert settings.model.max_model_len == 4096
+    assert settings.model.tgi_compat
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"SM_VLLM_NO_SUCH_ARGUMENT": "1"},
+        {"SM_SGLANG_TP_SIZE": "2"},
+        {"VLLM_LORA_RESOLVER_CACHE_DIR": "/adapters"},
+        {"NUM_SHARD": "2"},
+        {"MODEL_ID": "acme/model"},
+        {"QUANTIZE": "awq", "MODEL_ID": "acme/model", "HF_MODEL_ID": "acme/other"},
+    ],
+)
+def test_variables_that_are_not_read_are_named(
+    started: Started, environ: Mapping[str, str]
+) -> None:
+    """One warning each, an error with --strict."""
+    name = next(iter(environ))
+    assert any(name in warning for warning in started([], environ).warnings)
+    assert any(name in error for error in started(["--strict"], environ).errors)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--max-modle-len", "64"], "closest names: --max-model-len"),
+        (["--headless"], "--headless is not possible here"),
+        ([MODEL, "--model", "/other"], "names another model"),
+        (["--max-model-len", "many"], "--max-model-len many"),
+        (["--lora-modules", "nothing"], "lora_modules"),
+    ],
+)
+def test_flags_that_cannot_be_used_are_errors(
+    started: Started, words: list[str], said: str
+) -> None:
+    """Nothing is passed over, and each is named as it was written."""
+    assert any(said in error for error in started(words).errors), started(words).errors
+
+
+def test_api_key_of_a_flag_is_never_printed(
+    started: Started, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is the server's key, with the flag as its origin."""
+    settings = started(["--api-key", "s3cret-key"])
+    assert settings.server.lmi_api_key == "s3cret-key"
+    assert "s3cret" not in settings.server.details.lmi_api_key.stated
+    assert "s3cret" not in " ".join((*settings.warnings, *settings.errors))
