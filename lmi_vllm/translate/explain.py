@@ -10,13 +10,14 @@ from lmi_vllm.config.options.row import EffectWord
 from lmi_vllm.config.secrets import MASK, is_secret, mask_urls, mask_value
 from lmi_vllm.config.setting import Setting
 from lmi_vllm.config.settings import Settings
-from lmi_vllm.messages import DEFAULT_ORIGIN, ModelArtifacts, Origin, OriginKind
+from lmi_vllm.messages import DEFAULT_ORIGIN, Origin, OriginKind
 from lmi_vllm.translate.arguments import Translation
 from lmi_vllm.translate.draft import ExplainedNote, ExplainedRows
 
 _NO_MODEL: Final = (
     "no model found: serve would stop; set HF_MODEL_ID, option.model_id or --model-store"
 )
+_STARTS_WITHOUT: Final = "The server starts without a model: POST /models loads one."
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,7 @@ def _rows(
     """One row for each option with a value: written ones first."""
     known = [*settings.all_details(), *defaults.rows(settings)]
     if settings.model.model_id is None:
-        known.insert(0, _model_row(translation.model))
+        known.insert(0, _model_row(translation))
     for setting in sorted([*known, *settings.others], key=lambda setting: not setting.is_set):
         yield {
             "name": setting.written.removeprefix("option.") or setting.name,
@@ -101,10 +102,12 @@ def _rows(
         }
 
 
-def _model_row(model: ModelArtifacts | None) -> Setting:
-    """The row for a model without a model id."""
+def _model_row(translation: Translation) -> Setting:
+    """The row for a model without a model id, and for a start without a model."""
+    model = translation.model
     if model is None:
-        return Setting("model_id", None, DEFAULT_ORIGIN, EffectWord.MAPS_TO, ("model",), _NO_MODEL)
+        note = _NO_MODEL if translation.missing else _STARTS_WITHOUT
+        return Setting("model_id", None, DEFAULT_ORIGIN, EffectWord.MAPS_TO, ("model",), note)
     note = "The model directory itself."
     origin = Origin(OriginKind.DERIVED, str(model.directory))
     return Setting("model_id", model.model, origin, EffectWord.MAPS_TO, ("model",), note)

@@ -152,6 +152,7 @@ def _chosen_devices(draft: ArgumentDraft) -> list[int]:
     if text in ("*", "") or not setting.is_set:
         return []
     parts = [part.strip() for part in text.replace(",", ";").split(";") if part.strip()]
+    parts = [part.lower().removeprefix("gpu") for part in parts]  # LMI writes gpu0, too
     if draft.devices.gpu_count == 0:
         if parts != ["-1"]:
             draft.warn(f"{setting.stated} has no effect: there is no GPU", setting)

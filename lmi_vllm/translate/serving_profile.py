@@ -9,6 +9,7 @@ from lmi_vllm.messages import (
     RequestLimits,
     ServingProfile,
 )
+from lmi_vllm.translate.model_paths import located
 from lmi_vllm.translate.rules import served_task
 
 _DEFAULT_MAX_LOGPROBS = 20  # vLLM's own
@@ -37,8 +38,8 @@ def build_serving_profile(
         chunked_read_timeout=settings.server.chunked_read_timeout,
         enable_auto_tool_choice=settings.model.enable_auto_tool_choice,
         tool_call_parser=settings.model.tool_call_parser,
-        tool_parser_plugin=settings.model.tool_parser_plugin,
-        chat_template=settings.model.chat_template,
+        tool_parser_plugin=located(settings.model.tool_parser_plugin, model),
+        chat_template=located(settings.model.chat_template, model),
         chat_template_content_format=settings.model.chat_template_content_format,
         uses_priority=arguments.get("scheduling_policy") == "priority",
         has_token_lane=settings.server.lmi_token_lane,

@@ -18,7 +18,7 @@ from lmi_vllm.commands.explain import (
 )
 from lmi_vllm.config.secrets import mask_urls
 from lmi_vllm.extras.validate.memory_estimate import GIB, estimate_memory
-from lmi_vllm.extras.validate.model_checks import check_model
+from lmi_vllm.extras.validate.model_checks import ALLOW_LONG, check_model
 from lmi_vllm.extras.validate.model_shape import read_shape
 from lmi_vllm.sources.archives import is_archive
 from lmi_vllm.translate.arguments import ModelReader, Translation
@@ -48,7 +48,10 @@ def run(
     translation = translation_of(arguments, settings, environ, read, configuration)
     files = read_directory(Path(arguments.config)) if arguments.config else _known(translation)
     memory = arguments.device_memory * GIB if arguments.device_memory else _device_bytes()
-    result = validate(translation, files, None if memory is None else int(memory), configuration)
+    given = {**environ, **settings.environment_exports}
+    allows_long = given.get(ALLOW_LONG, "").strip().lower() in ("1", "true")
+    memory = None if memory is None else int(memory)
+    result = validate(translation, files, memory, configuration, allows_long=allows_long)
     write_answer(FORMATS[arguments.format](result))
     return result.exit_code
 
@@ -58,6 +61,8 @@ def validate(
     files: ModelFiles,
     device_bytes: int | None,
     configuration: Configuration,
+    *,
+    allows_long: bool = False,
 ) -> Explanation:
     """Return the explanation with the findings of the checks and the memory estimate."""
     explanation, arguments = configuration.explain(translation), translation.arguments.values
@@ -65,7 +70,7 @@ def validate(
         said = dict.fromkeys((*explanation.warnings, files.unread_warning))
         return replace(explanation, warnings=tuple(said))
     shape = read_shape(files.config)
-    findings = check_model(shape, arguments, configuration)
+    findings = check_model(shape, arguments, configuration, allows_long=allows_long)
     estimate = estimate_memory(shape, arguments, files.weight_bytes, device_bytes)
     warnings, errors = [*findings.warnings], [*findings.errors]
     if estimate is None:

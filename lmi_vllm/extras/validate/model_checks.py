@@ -29,6 +29,9 @@ _NEED_CHECKPOINT: Final = (
 _NEED_16_BIT: Final = ("awq", "auto_awq", "awq_marlin", "gptq", "auto_gptq", "gptq_marlin")
 
 
+ALLOW_LONG: Final = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
+
+
 @dataclass(frozen=True, slots=True)
 class Findings:
     """The warnings and errors of the checks, as messages."""
@@ -38,18 +41,27 @@ class Findings:
 
 
 def check_model(
-    shape: ModelShape, arguments: Mapping[str, object], configuration: Configuration
+    shape: ModelShape,
+    arguments: Mapping[str, object],
+    configuration: Configuration,
+    *,
+    allows_long: bool = False,
 ) -> Findings:
-    """Return the findings of all checks; `arguments` are the engine's."""
+    """Return the findings of all checks; `arguments` are the engine's.
+
+    With `allows_long` vLLM takes a max_model_len above the model's own length.
+    """
     engine = configuration.translator.engines.of(shape.architectures, arguments)
     if engine is not None:
         own = engine.runs(shape.architectures, arguments)
         return Findings((f"{own} is served by the {engine.name}, not by vLLM",), ())
     errors = [
         *_architecture(shape, arguments, configuration.model_classes),
-        *_length(shape, arguments), *_parallel(shape, arguments), *_quantization(shape, arguments),
+        *_parallel(shape, arguments), *_quantization(shape, arguments),
     ]  # fmt: skip
-    return Findings((*checkpoint_warnings(shape, arguments),), tuple(errors))
+    warnings = [*checkpoint_warnings(shape, arguments)]
+    (warnings if allows_long else errors).extend(_length(shape, arguments))
+    return Findings(tuple(warnings), tuple(errors))
 
 
 def _architecture(
@@ -84,12 +96,12 @@ def served_architectures(
 
 
 def _length(shape: ModelShape, arguments: Mapping[str, object]) -> Iterator[str]:
-    """Yield an error where max_model_len is above the model's own length."""
+    """Yield a message where max_model_len is above the model's own length."""
     asked = arguments.get("max_model_len")
     if isinstance(asked, int) and shape.longest is not None and asked > shape.longest:
         yield (
             f"max_model_len={asked} is above {shape.longest}, the model's own length; "
-            f"VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 or rope scaling in hf_overrides would be needed"
+            f"{ALLOW_LONG}=1 or rope scaling in hf_overrides would be needed"
         )
 
 

@@ -48,6 +48,20 @@ def validated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Validate:
     return run
 
 
+@pytest.mark.parametrize("text", ["1", "TRUE"])
+def test_longer_context_is_a_warning_where_vllm_takes_it(validated: Validate, text: str) -> None:
+    """The variable may be in `option.env`, too."""
+    long = option(max_model_len="200k")
+    assert validated(LLAMA_8B, long)[0] == 2
+    for environ in (
+        {"VLLM_ALLOW_LONG_MAX_MODEL_LEN": text},
+        option(env=f"VLLM_ALLOW_LONG_MAX_MODEL_LEN={text}"),
+    ):
+        _, document = validated(LLAMA_8B, {**long, **environ})
+        assert not any("own length" in error for error in document["errors"])
+        assert any("own length" in warning for warning in document["warnings"])
+
+
 def option(**options: str) -> dict[str, str]:
     """Options as variables."""
     return {f"OPTION_{name.upper()}": text for name, text in options.items()}

@@ -1,0 +1,37 @@
+"""Files that options name: relative paths count from the model's folder, as in LMI."""
+
+from pathlib import Path
+from typing import Final
+
+from lmi_vllm.messages import ModelArtifacts
+from lmi_vllm.translate.draft import ArgumentDraft
+
+_OPTIONS: Final = ("chat_template", "tool_parser_plugin", "reasoning_parser_plugin")
+_INLINE: Final = frozenset("{}\n")  # in a template that is no path; vLLM's own rule
+
+
+def located(text: str | None, model: ModelArtifacts | None) -> str | None:
+    """The path of a file in the model's folder; any other text as it is."""
+    if text is None or model is None or model.directory is None or _INLINE & {*text}:
+        return text
+    path = model.directory / text
+    return str(path.absolute()) if path.is_file() else text
+
+
+def named_files(draft: ArgumentDraft) -> None:
+    """Refuse a file that does not exist; one of the model's folder gets its whole path."""
+    model = draft.model
+    if model is None or (model.directory is None and draft.sources.is_store(model.reference)):
+        return  # not known yet
+    for name in _OPTIONS:
+        setting = getattr(draft.settings.model.details, name)
+        text = setting.value
+        if not setting.is_set or not isinstance(text, str) or _INLINE & {*text}:
+            continue
+        path = str(located(text, model))
+        if not Path(path).is_file():
+            place = f"neither in {model.directory} nor in" if model.directory else "not in"
+            also = "" if Path(text).is_absolute() else f": it is {place} the working directory"
+            draft.fail(f"{setting.stated} names a file that does not exist{also}", setting)
+        elif name in draft.values:
+            draft.put(name, path, setting.origin)

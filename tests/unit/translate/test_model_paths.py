@@ -1,0 +1,55 @@
+"""Files that options name count from the model's folder, and exist before the engine starts."""
+
+from pathlib import Path
+
+import pytest
+
+from lmi_vllm.messages import ModelArtifacts
+from lmi_vllm.translate.devices import Devices
+from lmi_vllm.translate.model_paths import located
+from tests.support.assembled import CONFIGURATION
+from tests.unit.conftest import ExplainRun
+
+NAMES = ("chat_template", "tool_parser_plugin", "reasoning_parser_plugin")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_relative_path_counts_from_the_models_folder(tmp_path: Path, name: str) -> None:
+    """As in LMI, wherever the server was started; a missing file is an error with its option."""
+    (tmp_path / "config.json").write_text("{}", "utf-8")
+    environ = {"HF_MODEL_ID": str(tmp_path), f"OPTION_{name.upper()}": "own/file.txt"}
+    translator = CONFIGURATION.translator
+    translation = translator.translate_start(CONFIGURATION.load(environ), environ, Devices(1))
+    (error,) = (text for text in translation.errors if name in text)
+    assert f"names a file that does not exist: it is neither in {tmp_path} nor in" in error
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "file.txt").touch()
+    translation = translator.translate_start(CONFIGURATION.load(environ), environ, Devices(1))
+    assert not any(name in text for text in translation.errors)
+    found = translation.arguments.values.get(name) or getattr(translation.profile, name)
+    assert found == str(tmp_path / "own" / "file.txt")
+
+
+def test_inline_template_is_no_path(tmp_path: Path) -> None:
+    """Neither is a path of a hub model's, which counts from the working directory."""
+    model = ModelArtifacts("m", "a/b", "a/b", directory=tmp_path)
+    (tmp_path / "x").touch()
+    assert located("{{ x }}", model) == "{{ x }}"
+    assert located("x", model) == str(tmp_path / "x")
+    assert located("x", None) == "x"
+    assert located(None, model) is None
+
+
+@pytest.mark.parametrize("text", ["4;5", "gpu4;gpu5", "GPU4, gpu5"])
+def test_devices_may_be_named_as_in_lmi(explained: ExplainRun, text: str) -> None:
+    """`gpu4` is device 4."""
+    given = f"option.tensor_parallel_degree=1\nload_on_devices={text}"
+    run = explained(given, "HF_MODEL_ID=a/b", "--gpus", "8")
+    assert run.engine_args["device_ids"] == [4, 5]
+
+
+def test_start_without_a_model_is_said(explained: ExplainRun) -> None:
+    """`load_models=NONE` starts; an empty store does not."""
+    assert "serve would stop" in explained().option("model_id")["note"]
+    note = explained("", "SERVING_LOAD_MODELS=NONE").option("model_id")["note"]
+    assert "starts without a model" in note
