@@ -6,6 +6,7 @@ from typing import Final
 
 from lmi_vllm.checks.model import text_part
 from lmi_vllm.checks.model_config import tensor_names
+from lmi_vllm.checks.weight_files import weight_problems
 from lmi_vllm.config.secrets import mask_urls
 from lmi_vllm.config.vllm_schema import load_release
 from lmi_vllm.messages import Origin, OriginKind
@@ -134,4 +135,13 @@ def weights(draft: ArgumentDraft) -> None:
         )
 
 
-CHECKPOINT_RULES: Final[tuple[Rule, ...]] = (tokenizer_mode, length, head, weights)
+def whole_files(draft: ArgumentDraft) -> None:
+    """Refuse files of weights that no engine can load, by their names."""
+    folder = draft.values.get("model")
+    is_read = draft.values.get("load_format") != "dummy" and "model_weights" not in draft.values
+    if is_read and isinstance(folder, str) and is_directory(folder):
+        for problem in weight_problems(Path(folder)):
+            draft.fail(f"the model's weights: {problem}")
+
+
+CHECKPOINT_RULES: Final[tuple[Rule, ...]] = (tokenizer_mode, length, head, weights, whole_files)

@@ -35,8 +35,9 @@ def validated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Validate:
     def run(
         config: Mapping[str, Any] | None, environ: Mapping[str, str] | None = None, *flags: str
     ) -> tuple[int, Mapping[str, Any]]:
-        (tmp_path / "model.safetensors").touch()
-        if config is not None:
+        if config is None:
+            (tmp_path / "model.safetensors").write_bytes(b"\2" + bytes(7) + b"{}")
+        else:
             (tmp_path / "config.json").write_text(json.dumps(config))
         parser = argparse.ArgumentParser()
         validate.add_arguments(parser, CONFIGURATION)

@@ -1,0 +1,84 @@
+"""Files of weights that are not what their names say: pointers, empty, cut or zeroed files.
+
+The engine's own errors name no file, and some of them speak of memory.
+"""
+
+import json
+import re
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+_POINTER: Final = b"version https://git-lfs.github.com/spec"
+_LENGTH_BYTES: Final = 8
+_LONGEST_HEADER: Final = 100_000_000  # safetensors' own limit
+_PICKLE: Final = b"\x80"
+_ZIP: Final = b"PK"
+_PICKLED: Final = ("pytorch_model*.bin", "model*.bin")  # other files may end so, too
+_ENDS: Final = re.compile(rb'"data_offsets"\s*:\s*\[\s*\d+\s*,\s*(\d+)\s*\]')
+_INDEX: Final = "model.safetensors.index.json"
+
+
+def weight_problems(folder: Path) -> Iterator[str]:
+    """Yield a sentence for each file of weights in `folder` that no engine can load.
+
+    Only beginnings and sizes are read. Other faults of a file are left to the engine.
+    """
+    found = sorted(folder.glob("*.safetensors"))  # where there are some, others are not read
+    for path in found or sorted(path for kind in _PICKLED for path in folder.glob(kind)):
+        try:
+            problem = _problem(path)
+        except OSError as error:
+            problem = f"cannot be read: {error.strerror or error}"
+        if problem:
+            yield f"{path} {problem}"
+    yield from _missing_shards(folder)
+
+
+def _problem(path: Path) -> str:
+    size = path.stat().st_size
+    if path.is_dir() or not size:
+        return "is empty" if path.is_file() else "is a directory, not a file of weights"
+    with path.open("rb") as file:
+        start = file.read(len(_POINTER))
+    if start == _POINTER:
+        return (
+            "is a pointer of git-lfs, not the weights: run git lfs pull, or fetch the model again"
+        )
+    if path.suffix == ".safetensors":
+        return _safetensors_problem(path, size)
+    if not start.startswith((_ZIP, _PICKLE)):
+        return "is no file that torch.save wrote: it was cut, zeroed, or is something else"
+    if start.startswith(_ZIP) and not zipfile.is_zipfile(path):
+        return f"is cut: of its {size} bytes the end is missing; fetch it again"
+    return ""
+
+
+def _safetensors_problem(path: Path, size: int) -> str:
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+        header = file.read(min(length, _LONGEST_HEADER))
+    if not header.startswith(b"{"):
+        return "has no header of safetensors: it was zeroed, or is something else"
+    if len(header) < length:
+        return f"is cut: its header has {length} bytes and the file {size}; fetch it again"
+    ends = [int(end) for end in _ENDS.findall(header)]
+    wanted = _LENGTH_BYTES + length + max(ends, default=0)
+    if wanted > size:
+        return f"is cut: its header says {wanted} bytes, and it has {size}; fetch it again"
+    return ""
+
+
+def _missing_shards(folder: Path) -> Iterator[str]:
+    """Yield the first file that the index names and that is not there, if others are."""
+    try:
+        names = set(json.loads((folder / _INDEX).read_bytes())["weight_map"].values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return
+    missing = sorted(
+        name for name in names if isinstance(name, str) and not (folder / name).exists()
+    )
+    if missing and len(missing) < len(names):
+        more = f" and {len(missing) - 1} more" if missing[1:] else ""
+        yield f"{folder / missing[0]}{more}, named by {_INDEX}, is not there: fetch the model again"
