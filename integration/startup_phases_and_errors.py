@@ -138,7 +138,7 @@ def test_engine_refusal_names_its_root_cause(server_process: StartServer, tmp_pa
     shutil.copytree(DEMO_MODEL_DIR, folder)
     (folder / "serving.properties").write_text("option.dtype=fp32\noption.enforce_eager=true\n")
     config = json.loads((folder / "config.json").read_text())
-    config["intermediate_size"] *= 2  # the weights have another shape
+    config["num_hidden_layers"] += 1  # whose weights are not there
     (folder / "config.json").write_text(json.dumps(config))
     line = failed_start(server_process, is_forked=True, HF_MODEL_ID=str(folder))
     assert "the engine did not start" in line
