@@ -87,6 +87,21 @@ def test_texts_are_those_of_single_tokens(text: str, is_skipping: bool, most: in
         assert in_steps(tokenizer, ids[1:], expected, **options) == expected
 
 
+@pytest.mark.parametrize("is_skipping", [True, False])
+@pytest.mark.parametrize("count", [1, 5, 20, 300])
+def test_bytes_that_are_no_text_take_no_other_text_with_them(count: int, is_skipping: bool) -> None:
+    """However many there are, the words after them are theirs, as in a stream."""
+    tokenizer = byte_level()
+    start, broken = tokenizer.encode("x日", add_special_tokens=False)[:2]
+    words = tokenizer.encode(" a b c", add_special_tokens=False)
+    ids = [start, *[broken] * count, *words, *[1] * count, broken, 1, *words, broken]
+    expected = list(one_by_one(tokenizer, ids, is_skipping=is_skipping))
+    for most in (3, 1000):
+        assert (
+            in_steps(tokenizer, ids[1:], expected, most=most, is_skipping=is_skipping) == expected
+        )
+
+
 def test_first_word_of_what_is_decoded_keeps_its_space() -> None:
     """A tokenizer as of Llama 2 leaves it out: each token's text was empty but the last one's."""
     tokenizer = sentence_piece()

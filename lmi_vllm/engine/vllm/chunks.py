@@ -14,7 +14,8 @@ from lmi_vllm.telemetry.records import SequenceFigures
 logger = logging.getLogger(__name__)
 
 INCOMPLETE: Final = "\ufffd"  # what a tokenizer shows of a part of a character
-MOST_WAITING: Final = 16  # tokens of one character; with more the text is another than theirs
+MOST_WAITING: Final = 16  # tokens whose text is another than theirs, before it is given up
+LONGEST: Final = 4  # bytes, and so tokens, of a character
 
 MINUS_INFINITY: Final = -9999.0  # how vLLM writes a log probability of minus infinity in JSON
 
@@ -137,12 +138,13 @@ class TextSplitter:
     A character of several tokens is the last one's text.
     """
 
-    __slots__ = ("_decode", "_waiting")
+    __slots__ = ("_decode", "_misses", "_waiting")
 
     def __init__(self, tokenizer: Any, is_skipping: bool) -> None:
         # `is_skipping`: special tokens have no text.
         self._decode = partial(tokenizer.decode, skip_special_tokens=is_skipping)
         self._waiting: list[int] = []  # tokens whose text has not come yet
+        self._misses = 0  # of them, whose complete text is not what came
 
     def split(self, ids: Sequence[int], text: str) -> list[str]:
         """Return the text of each token; what cannot be told apart is the last one's.
@@ -150,18 +152,20 @@ class TextSplitter:
         That is the rest before a stop string, or text that vLLM holds back.
         """
         if len(ids) == 1:
-            self._waiting = [] if text else [*self._waiting, *ids]
+            self._waiting += ids
+            if text:
+                self._clear()
             return [text]
         texts = []
         rest = text
         for token in ids:
             self._waiting.append(token)
-            piece = self._beginning(rest) if len(self._waiting) <= MOST_WAITING else ""
+            piece = self._beginning(rest) if self._misses < MOST_WAITING else ""
             texts.append(piece)
             rest = rest[len(piece) :]
         if rest and texts:
             texts[-1] += rest
-            self._waiting.clear()
+            self._clear()
         return texts
 
     def _beginning(self, text: str) -> str:
@@ -169,13 +173,21 @@ class TextSplitter:
 
         A tokenizer may leave out the space before the first word of what it decodes.
         """
-        piece: str = self._decode(self._waiting)
+        waiting = self._waiting
+        if len(waiting) > MOST_WAITING and self._decode(waiting[-LONGEST:]).endswith(INCOMPLETE):
+            return ""  # a long run of bytes that are no text: not all of it is decoded each time
+        piece: str = self._decode(waiting)
         if piece.endswith(INCOMPLETE):
             return ""
         found = next((one for one in (piece, f" {piece}") if text.startswith(one)), None)
-        if found is not None:
-            self._waiting.clear()
-        return found or ""
+        if found is None:
+            self._misses += 1
+            return ""
+        self._clear()
+        return found
+
+    def _clear(self) -> None:
+        self._waiting, self._misses = [], 0
 
 
 class VllmSequence:
