@@ -25,15 +25,16 @@ class NoPackageError(Exception):
 
 def torchvision_copy() -> Path:
     """The folder with torchvision's transforms; fetched once."""
-    return _fetched(TORCHVISION, emptied="torchvision/_meta_registrations.py")
+    return fetched(TORCHVISION, emptied="torchvision/_meta_registrations.py")
 
 
 def lmcache_copy() -> Path:
     """The folder with LMCache; fetched once."""
-    return _fetched(LMCACHE, "aiofile", "caio")
+    return fetched(LMCACHE, "aiofile", "caio")
 
 
-def _fetched(package: str, *beside: str, emptied: str = "") -> Path:
+def fetched(package: str, *beside: str, emptied: str = "") -> Path:
+    """The folder with these packages, without what they depend on; fetched once."""
     copy = CACHE / package
     CACHE.mkdir(exist_ok=True)
     with FileLock(CACHE / f"{package}.lock"):  # the suite's workers ask for it at the same time

@@ -12,7 +12,8 @@ from typing import Final
 # Each of three workers starts what its files share (the contract's engine, servers of scenarios):
 # a run may have some more or less than the 24 and 121 that were counted. The contract has five more
 # for DistilBERT and gte v1.5: each is a model of its own.
-BUDGETS: Final[Mapping[str, int]] = MappingProxyType({"contract": 32, "integration": 130})
+# Published weights and tokenizers are three more, of which no other server of the suite has any.
+BUDGETS: Final[Mapping[str, int]] = MappingProxyType({"contract": 32, "integration": 133})
 
 
 @dataclass

@@ -93,6 +93,9 @@ LONG: Final[Mapping[str, str]] = MappingProxyType({
     "integration/prefill_and_decode.py": _ARGUMENTS,
     "integration/prometheus_scrapes_the_server.py": "integration/metrics_match_requests.py",
     "integration/ray_places_the_workers.py": _ARGUMENTS,
+    "integration/real_models.py": _FAMILIES,
+    "integration/real_tokenizers.py":
+        "tests/contract/test_tokenizer_files.py, with small tokenizers of the same kinds",
     "integration/reasoning_and_tool_parsers.py": "integration/client_openai_sdk.py",
     "integration/requirements_are_installed.py::test_failed_requirements_are_named_when_an_import_fails":
         _REQUIREMENTS,
