@@ -154,6 +154,17 @@ def test_argument_refused_by_installed_vllm_ends_the_start(server_process: Start
     assert "attention_backend from OPTION_ATTENTION_BACKEND" in line
 
 
+def test_any_address_is_ipv4_and_ipv6(server_process: StartServer) -> None:
+    """`--host ::`, as vLLM has it."""
+    if not socket.has_dualstack_ipv6():
+        pytest.skip("needs IPv6")
+    words = ("--demo", "--engine", "scripted", "--host", "::", "--port", "0")
+    port = server_process(*words).url_when_ready(60).rpartition(":")[2]
+    for host in ("127.0.0.1", "::1"):
+        with socket.create_connection((host, int(port)), 10):
+            pass
+
+
 def test_port_in_use_is_a_failed_start(server_process: StartServer) -> None:
     """A busy port ends the start with 1 and names the address."""
     with socket.socket() as holder:

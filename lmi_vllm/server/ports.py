@@ -7,7 +7,7 @@ import socket
 import ssl
 from dataclasses import replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from aiohttp import web
 
@@ -23,6 +23,7 @@ from lmi_vllm.web.connection import (
 )
 
 BACKLOG: Final = 2048
+ANY_ADDRESS: Final = "::"
 
 
 class _Site(web.BaseSite):
@@ -65,14 +66,28 @@ class _Site(web.BaseSite):
                 connection, self._address.path, backlog=self._backlog
             )
             return
+        tls: dict[str, Any] = {
+            "ssl": self._ssl_context,
+            "ssl_handshake_timeout": TLS_HANDSHAKE_SECONDS if self._ssl_context else None,
+            "backlog": self._backlog,
+        }
+        if self._address.host == ANY_ADDRESS and socket.has_dualstack_ipv6():
+            # As vLLM: `::` is IPv4, too. An event loop would make it IPv6 alone.
+            both = socket.create_server(
+                (ANY_ADDRESS, self._address.port),
+                family=socket.AF_INET6,
+                backlog=self._backlog,
+                reuse_port=self._reuse_port,
+                dualstack_ipv6=True,
+            )
+            self._server = await loop.create_server(connection, sock=both, **tls)
+            return
         self._server = await loop.create_server(
             connection,
             self._address.host,
             self._address.port,
-            ssl=self._ssl_context,
-            backlog=self._backlog,
             reuse_port=self._reuse_port,
-            ssl_handshake_timeout=TLS_HANDSHAKE_SECONDS if self._ssl_context else None,
+            **tls,
         )
 
 
