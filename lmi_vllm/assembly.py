@@ -27,6 +27,7 @@ from lmi_vllm.extras import (
     exporters,
     free_memory,
     front_ends,
+    grammar_trials,
     guide_defaults,
     hub,
     kserve,
@@ -35,8 +36,10 @@ from lmi_vllm.extras import (
     load_reports,
     lora_series,
     management,
+    media_urls,
     nodes,
     object_stores,
+    pickled_adapters,
     requirements,
     retired_options,
     root_path,
@@ -49,6 +52,7 @@ from lmi_vllm.extras import (
     text_embedding,
     tgi,
     tls,
+    token_lane,
     traces,
     vllm_adapters,
     watchdogs,
@@ -58,6 +62,7 @@ from lmi_vllm.translate.configuration import Configuration, ConfigurationBuilder
 if TYPE_CHECKING:
     from aiohttp import web
 
+    from lmi_vllm.engine.vllm.parts import ProcessParts
     from lmi_vllm.inference.service import InferenceService
     from lmi_vllm.server.builder import ServerBuilder
     from lmi_vllm.server.parts import Assembled, ServerParts
@@ -103,6 +108,7 @@ SERVES: Final[tuple[Serves, ...]] = (
     requirements, custom_code, speculation, lmcache, free_memory,
     # Engines and processes.
     seq2seq, scripted, compile_cache, front_ends, nodes,
+    grammar_trials, media_urls, token_lane, pickled_adapters,
     # Adapters: a name is looked for in the store before it is shared with other replicas.
     adapter_store, adapters_state, vllm_adapters, lora_series,
     # Requests: one with a deferred answer has a session like any other; texts are embedded last.
@@ -132,6 +138,13 @@ def server_parts() -> "ServerParts":
     for feature in SERVES:
         feature.serve(builder)
     return builder.build()
+
+
+def process_parts() -> "ProcessParts":
+    """Return what features do in the engine's own processes; called there."""
+    from lmi_vllm.engine.vllm.parts import ProcessParts
+
+    return ProcessParts(grammar_trials.watch_grammars, legacy_models.MODEL_CLASSES)
 
 
 def assembled() -> "Assembled":

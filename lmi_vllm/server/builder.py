@@ -1,10 +1,15 @@
 """What features call in `serve` to add to a server; each call adds after those before it."""
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from lmi_vllm.config.settings import Settings
+from lmi_vllm.engine.base import CheckGrammar
 from lmi_vllm.engine.factory import EngineFactory
+from lmi_vllm.engine.vllm.parts import ConvertPickle, EngineParts
+from lmi_vllm.messages import MediaPolicy
 from lmi_vllm.server.code_start import MakeCode
 from lmi_vllm.server.context import MakeProcesses, ServerLifespan
 from lmi_vllm.server.engines import EngineChoices
@@ -22,6 +27,9 @@ from lmi_vllm.server.start_parts import (
 )
 from lmi_vllm.slot import Slot
 from lmi_vllm.web.request import PathPrefix, RouteGroup
+
+if TYPE_CHECKING:
+    from lmi_vllm.engine.vllm.outputs import TokenLane
 
 
 class StartBuilder:
@@ -77,11 +85,59 @@ class StartBuilder:
         )
 
 
+class EngineBuilder:
+    """What features do in vLLM (see `EngineParts`), and engines besides it."""
+
+    def __init__(self) -> None:
+        self._media: Slot[Callable[[MediaPolicy], None]] = Slot("media of messages")
+        self._grammars: Slot[Callable[[object, float, ThreadPoolExecutor], CheckGrammar]] = Slot(
+            "trials of grammars"
+        )
+        self._lane: Slot[Callable[[object], TokenLane]] = Slot("token lane")
+        self._pickles: Slot[ConvertPickle] = Slot("pickled weights")
+        self._own: dict[str, Callable[[], EngineFactory]] = {}
+        self._named: dict[str, Callable[[Mapping[str, str]], EngineFactory]] = {}
+
+    def media(self, guard: Callable[[MediaPolicy], None]) -> None:
+        """Set what has vLLM load media of messages, within a policy."""
+        self._media.fill(guard)
+
+    def grammar_trials(
+        self, make: Callable[[object, float, ThreadPoolExecutor], CheckGrammar]
+    ) -> None:
+        """Set what tries a grammar before the engine gets it."""
+        self._grammars.fill(make)
+
+    def token_lane(self, make: "Callable[[object], TokenLane]") -> None:
+        """Set what takes tokens of plain requests before vLLM's output processor."""
+        self._lane.fill(make)
+
+    def pickled_weights(self, convert: ConvertPickle) -> None:
+        """Set what turns the pickle of an adapter into safetensors."""
+        self._pickles.fill(convert)
+
+    def own(self, name: str, make: Callable[[], EngineFactory]) -> None:
+        """Add the engine of that `OwnEngine`."""
+        self._own[name] = make
+
+    def named(self, name: str, make: Callable[[Mapping[str, str]], EngineFactory]) -> None:
+        """Add an engine that `--engine` takes by its name."""
+        self._named[name] = make
+
+    def build(self) -> EngineChoices:
+        """Return everything that was added."""
+        vllm = EngineParts(
+            self._media.value, self._grammars.value, self._lane.value, self._pickles.value
+        )
+        return EngineChoices(vllm, MappingProxyType(self._own), MappingProxyType(self._named))
+
+
 class ServerBuilder:
-    """What features add to a server; `start` is for each start of a model."""
+    """What features add to a server; `start` is for each start of a model, `engine` for engines."""
 
     def __init__(self) -> None:
         self.start = StartBuilder()
+        self.engine = EngineBuilder()
         self._routes: list[RouteGroup] = []
         self._of_listener: list[Callable[[ListenerContext], RouteGroup | None]] = []
         self._prefix: Slot[Callable[[Settings], PathPrefix | None]] = Slot("a prefix of paths")
@@ -89,8 +145,6 @@ class ServerBuilder:
         self._processes: Slot[MakeProcesses] = Slot("front-end processes")
         self._without_model: Slot[WithoutModel] = Slot("a server without a model")
         self._run_modes: list[Callable[[Settings], RunMode | None]] = []
-        self._own_engines: dict[str, Callable[[], EngineFactory]] = {}
-        self._named_engines: dict[str, Callable[[Mapping[str, str]], EngineFactory]] = {}
 
     def routes(self, *groups: RouteGroup) -> None:
         """Add routes of every listener."""
@@ -120,22 +174,12 @@ class ServerBuilder:
         """Add what `serve` runs in the place of the server; None where it is the server."""
         self._run_modes.append(select)
 
-    def own_engine(self, name: str, make: Callable[[], EngineFactory]) -> None:
-        """Add the engine of that `OwnEngine`."""
-        self._own_engines[name] = make
-
-    def named_engine(self, name: str, make: Callable[[Mapping[str, str]], EngineFactory]) -> None:
-        """Add an engine that `--engine` takes by its name."""
-        self._named_engines[name] = make
-
     def build(self) -> ServerParts:
         """Return everything that was added."""
         return ServerParts(
             self.start.build(),
             RouteParts(self._prefix.value, tuple(self._routes), tuple(self._of_listener)),
-            EngineChoices(
-                MappingProxyType(self._own_engines), MappingProxyType(self._named_engines)
-            ),
+            self.engine.build(),
             self._processes.value,
             self._without_model.value,
             tuple(self._lifespans),

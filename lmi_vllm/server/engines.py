@@ -9,6 +9,7 @@ from lmi_vllm.config.settings import Settings
 from lmi_vllm.engine.base import Engine, EngineClient
 from lmi_vllm.engine.factory import EngineFactory
 from lmi_vllm.engine.vllm.factory import VllmFactory
+from lmi_vllm.engine.vllm.parts import EngineParts
 from lmi_vllm.errors import ConfigurationError
 from lmi_vllm.messages import EngineArguments, ServingProfile
 
@@ -17,12 +18,13 @@ VLLM: Final = "vllm"
 
 @dataclass(frozen=True, slots=True)
 class EngineChoices:
-    """Engines besides vLLM.
+    """What features do in vLLM, and engines besides it.
 
     `own` are for models that vLLM does not run, by the name of their `OwnEngine`. `named` are those
     that `--engine` takes by their names, which are made with the variables as they came.
     """
 
+    vllm: EngineParts
     own: Mapping[str, Callable[[], EngineFactory]]
     named: Mapping[str, Callable[[Mapping[str, str]], EngineFactory]]
 
@@ -56,7 +58,7 @@ def engine_factory(
     `environ` are the variables that the server got, `exports` those of its process.
     """
     if name == VLLM:
-        return EnginesByModel(VllmFactory(exports, log_format), own, choices.own)
+        return EnginesByModel(VllmFactory(exports, log_format, choices.vllm), own, choices.own)
     return choices.named[name](environ)
 
 

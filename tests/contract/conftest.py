@@ -21,6 +21,7 @@ from lmi_vllm.messages import (
     RequestLimits,
     ServingProfile,
 )
+from tests.support.assembled import PARTS
 from tests.support.engine_modules import import_engine_modules
 from tests.support.engine_starts import STARTS
 
@@ -96,7 +97,9 @@ def start_demo_engine(run: LoopThread, *, grammar_timeout: float = 5, **changes:
     limits = RequestLimits(grammar_timeout=grammar_timeout)
     profile = ServingProfile(model_name="demo", enable_lora=True, limits=limits)
     with STARTS.timed("contract"):
-        engine: Engine = run(start_vllm_engine(arguments, profile, new_engine_thread()), 300)
+        engine: Engine = run(
+            start_vllm_engine(arguments, profile, new_engine_thread(), PARTS.engines.vllm), 300
+        )
     return engine
 
 

@@ -12,6 +12,7 @@ from lmi_vllm.checks.base_model import describe_base
 from lmi_vllm.demo import DEMO_MODEL_DIR
 from lmi_vllm.engine.vllm.adapter_files import _copy_file, copy_adapter
 from lmi_vllm.errors import AdapterRefusedError
+from lmi_vllm.extras.pickled_adapters import convert_pickle
 from tests.support import adapter_files
 
 torch = pytest.importorskip("torch")
@@ -36,7 +37,7 @@ def folder(tmp_path: Path) -> Path:
 def test_pickle_becomes_safetensors(folder: Path, tmp_path: Path) -> None:
     """With the same tensors."""
     held = torch.load(folder / PICKLE, weights_only=True)
-    copy_adapter(folder, tmp_path / "copy", BASE, SIZE)
+    copy_adapter(folder, tmp_path / "copy", BASE, SIZE, convert_pickle)
     made = load_file(tmp_path / "copy" / WEIGHTS)
     assert made.keys() == held.keys()
     assert all(bool((made[name] == held[name]).all()) for name in held)
@@ -49,7 +50,7 @@ def test_view_that_repeats_a_byte_is_refused(folder: Path, tmp_path: Path) -> No
     large = {name: torch.zeros(1).expand(1 << 30) for name in tensors}
     torch.save(large, folder / PICKLE)
     with pytest.raises(AdapterRefusedError, match=f"{PICKLE} cannot be read: its tensors have"):
-        copy_adapter(folder, tmp_path / "copy", BASE, SIZE)
+        copy_adapter(folder, tmp_path / "copy", BASE, SIZE, convert_pickle)
 
 
 def test_compressed_pickle_is_refused(folder: Path, tmp_path: Path) -> None:
@@ -60,7 +61,7 @@ def test_compressed_pickle_is_refused(folder: Path, tmp_path: Path) -> None:
             new.writestr(entry.filename, old.read(entry), zipfile.ZIP_DEFLATED)
     again.rename(folder / PICKLE)
     with pytest.raises(AdapterRefusedError, match="it is compressed"):
-        copy_adapter(folder, tmp_path / "copy", BASE, SIZE)
+        copy_adapter(folder, tmp_path / "copy", BASE, SIZE, convert_pickle)
 
 
 @pytest.mark.parametrize("is_pickle", [False, True])
@@ -75,7 +76,7 @@ def test_product_is_compared_with_the_base_s_weights(
     else:
         save_file(strong, folder / WEIGHTS)
     with pytest.raises(AdapterRefusedError, match="mean size"):
-        copy_adapter(folder, tmp_path / "copy", BASE, SIZE)
+        copy_adapter(folder, tmp_path / "copy", BASE, SIZE, convert_pickle)
 
 
 @pytest.mark.parametrize("bytes_asked", [3 << 30, 1 << 40])
@@ -91,7 +92,7 @@ def test_pickle_that_asks_for_memory_is_refused(
         archive.writestr("archive/version", "3\n")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(AdapterRefusedError, match=f"{PICKLE} cannot be read"):
-        copy_adapter(folder, tmp_path / "copy", BASE, SIZE)
+        copy_adapter(folder, tmp_path / "copy", BASE, SIZE, convert_pickle)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before + (1 << 20)  # KiB
 
 
@@ -105,7 +106,7 @@ def test_entries_that_overlap_are_refused(folder: Path, tmp_path: Path) -> None:
             archive.filelist.append(again)
             archive.NameToInfo[again.filename] = again
     with pytest.raises(AdapterRefusedError, match="its entries are larger than the file"):
-        copy_adapter(folder, tmp_path / "copy", BASE, SIZE)
+        copy_adapter(folder, tmp_path / "copy", BASE, SIZE, convert_pickle)
 
 
 def test_damaged_archive_is_refused(folder: Path, tmp_path: Path) -> None:
@@ -113,14 +114,14 @@ def test_damaged_archive_is_refused(folder: Path, tmp_path: Path) -> None:
     end = b"PK\x05\x06" + bytes(8) + (999).to_bytes(4, "little") + bytes(6)
     (folder / PICKLE).write_bytes(b"x" * 64 + end)
     with pytest.raises(AdapterRefusedError, match=f"{PICKLE} cannot be read"):
-        copy_adapter(folder, tmp_path / "copy", BASE, SIZE)
+        copy_adapter(folder, tmp_path / "copy", BASE, SIZE, convert_pickle)
 
 
 def test_files_that_were_replaced_since_the_check_are_bounded(folder: Path, tmp_path: Path) -> None:
     """Neither a file that grew nor a pipe without a writer holds up the engine."""
     size = sum(file.stat().st_size for file in folder.iterdir())
     with pytest.raises(AdapterRefusedError, match="LMI_ADAPTER_MAX_SIZE"):
-        copy_adapter(folder, tmp_path / "copy", BASE, size - 1)
+        copy_adapter(folder, tmp_path / "copy", BASE, size - 1, convert_pickle)
     copied = sum(file.stat().st_size for file in (tmp_path / "copy").iterdir())
     assert copied < size
     pipe = tmp_path / "pipe"
@@ -134,13 +135,15 @@ def test_files_below_a_root_are_looked_at_again_when_they_are_open(tmp_path: Pat
     root = tmp_path / "root"
     folder = adapter_files.copy_adapter(root / "a")
     outside = adapter_files.copy_adapter(tmp_path / "outside")
-    copy_adapter(folder, tmp_path / "copy", BASE, SIZE, [root])
-    copy_adapter(outside, tmp_path / "other", BASE, SIZE, [root])  # fetched, or of the model
+    copy_adapter(folder, tmp_path / "copy", BASE, SIZE, convert_pickle, [root])
+    copy_adapter(
+        outside, tmp_path / "other", BASE, SIZE, convert_pickle, [root]
+    )  # fetched, or of the model
     (folder / WEIGHTS).unlink()
     (folder / WEIGHTS).symlink_to(outside / WEIGHTS)
     with pytest.raises(AdapterRefusedError, match="leads out of the folders of LMI_ADAPTER_ROOTS"):
-        copy_adapter(folder, tmp_path / "copy", BASE, SIZE, [root])
+        copy_adapter(folder, tmp_path / "copy", BASE, SIZE, convert_pickle, [root])
     folder.rename(root / "b")
     folder.symlink_to(outside)
     with pytest.raises(AdapterRefusedError, match="leads out of the folders of LMI_ADAPTER_ROOTS"):
-        copy_adapter(folder, tmp_path / "copy", BASE, SIZE, [root])
+        copy_adapter(folder, tmp_path / "copy", BASE, SIZE, convert_pickle, [root])

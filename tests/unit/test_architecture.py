@@ -10,7 +10,7 @@ import pytest
 import lmi_vllm
 
 PACKAGE = Path(lmi_vllm.__file__).parent
-SHARED = r"(errors|masked_urls|messages|hooks|multipart|_version|extension|clock|slot|signals)\.\w+"
+SHARED = r"(errors|masked_urls|messages|hooks|multipart|_version|clock|slot|signals)\.\w+"
 DEMO = r"demo\.DEMO_MODEL_DIR"
 ENGINE = r"engine\.base\..*"
 # Room -> what of ours it may import besides itself (pattern over the dotted name below lmi_vllm).
@@ -22,8 +22,6 @@ PACKAGES = {
     "hooks": r"(errors|messages)\..*|inference\.lmi_lane\.LmiRequest",  # a type, for the checker
     "multipart": r"errors\..*",
     "_version": r"",
-    # The types of what an extra adds, for the type checker only.
-    "extension": r"engine\.(base\.(CheckGrammar|EngineGrammars)|vllm\.outputs\.TokenLane)",
     "clock": r"",
     "slot": r"",
     "signals": r"",  # imported before everything else
@@ -46,7 +44,7 @@ PACKAGES = {
     "cli": rf"{SHARED}|assembly\.\w+|translate\.configuration\.Configuration"
     r"|server\.parts\.Assembled|extras\.\w+\.command",  # verbs are imported by name
     "assembly": rf"{SHARED}|(config|translate|extras|server|web)\..*"
-    r"|inference\.service\.InferenceService",
+    r"|engine\.vllm\.parts\.ProcessParts|inference\.service\.InferenceService",
     "__main__": r"cli\.main|signals\.\w+",
     "__init__": r".*",  # the public names, imported when used
 }

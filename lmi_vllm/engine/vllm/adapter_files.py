@@ -21,19 +21,20 @@ from lmi_vllm.checks.adapter_names import fitting_names
 from lmi_vllm.checks.adapter_weights import check_base_layers, check_parts, check_values
 from lmi_vllm.checks.base_model import BaseModel
 from lmi_vllm.checks.safetensors_header import DamagedFileError, read_tensors, rename_tensors
+from lmi_vllm.engine.vllm.parts import ConvertPickle
 from lmi_vllm.errors import AdapterRefusedError
-from lmi_vllm.extension import extension
 
 NO_NAMES: Final[Mapping[str, str]] = MappingProxyType({})
 _CHUNK_BYTES: Final = 1 << 20
 _TRAINED: Final = "as_trained.safetensors"  # the weights with the names of their training
 
 
-def copy_adapter(
+def copy_adapter(  # noqa: PLR0913, PLR0917 - one name for each bound
     source: Path,
     target: Path,
     base: BaseModel,
     most_bytes: int,
+    convert_pickle: ConvertPickle,
     roots: Sequence[Path] = (),
     names: Mapping[str, str] = NO_NAMES,
 ) -> None:
@@ -60,6 +61,7 @@ def copy_adapter(
         if (source / name).is_file():
             most_bytes -= _copy_file(source / name, target / name, most_bytes, real_roots)
     try:
+        _without_pickles(target, str(source), convert_pickle)
         _make_harmless(target, str(source), base, names)
     except (DamagedFileError, ValueError, RecursionError) as error:
         raise AdapterRefusedError(f"{source} is damaged: {error}") from error
@@ -96,9 +98,6 @@ def renamed_weights(folder: Path, base: BaseModel) -> Mapping[str, str]:
 
 
 def _make_harmless(copy: Path, shown: str, base: BaseModel, names: Mapping[str, str]) -> None:
-    for name in PICKLED_WEIGHTS:
-        if (copy / name).is_file():
-            _without_pickle(copy / name, copy / WEIGHTS, f"{shown}: {name}")
     config = read_config(copy / CONFIG, shown)
     tensors = read_tensors(copy / WEIGHTS)
     scales = resolve_scales(config, {module_of(name)[0] for name in tensors}, shown)
@@ -115,10 +114,13 @@ def _make_harmless(copy: Path, shown: str, base: BaseModel, names: Mapping[str, 
     (copy / CONFIG).write_text(json.dumps(engine_config(config, scales, modules, shown)))
 
 
-def _without_pickle(pickle: Path, weights: Path, shown: str) -> None:
-    """Turn a pickle of tensors into safetensors, unless there are some: vLLM prefers those."""
-    if not weights.is_file():
-        convert = extension(lambda extra: extra.pickled_weights)
-        if reason := convert(pickle, weights):
-            raise AdapterRefusedError(f"{shown} {reason}")
-    pickle.unlink()
+def _without_pickles(copy: Path, shown: str, convert: ConvertPickle) -> None:
+    """Turn pickles of tensors into safetensors, unless there are some: vLLM prefers those."""
+    weights = copy / WEIGHTS
+    for name in PICKLED_WEIGHTS:
+        pickle = copy / name
+        if not pickle.is_file():
+            continue
+        if not weights.is_file() and (reason := convert(pickle, weights)):
+            raise AdapterRefusedError(f"{shown}: {name} {reason}")
+        pickle.unlink()

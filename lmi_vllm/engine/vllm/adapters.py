@@ -40,6 +40,7 @@ from lmi_vllm.engine.vllm.engine_calls import (
     WorkerRefusalError,
     engine_name,
 )
+from lmi_vllm.engine.vllm.parts import ConvertPickle
 from lmi_vllm.engine.vllm.processes import in_own_thread
 from lmi_vllm.engine.vllm.workarounds.adapter_slots import AdapterSlots, NoSlotError
 from lmi_vllm.engine.vllm.workarounds.ignored_modules import (
@@ -96,9 +97,10 @@ class EngineAdapters:
     Files of adapters below one of `roots` lie below them.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - one name for each bound
         self,
         calls: EngineCalls,
+        convert_pickle: ConvertPickle,
         slots: int = 0,
         folder: PrivateFolder | None = None,
         served: BaseModel = UNKNOWN_BASE,
@@ -111,6 +113,7 @@ class EngineAdapters:
         self._most_bytes = most_bytes
         self._roots = roots
         self._calls = calls
+        self._convert_pickle = convert_pickle
         self._slots = AdapterSlots(slots)
         self._loaded: dict[int, LoadedAdapter] = {}
 
@@ -262,7 +265,8 @@ class EngineAdapters:
     ) -> Mapping[str, str]:
         """Make the private copy, with other names; return the names that fit the served model."""
         source, most, served = Path(adapter.path), self._most_bytes, self._served
-        copying = in_own_thread(copy_adapter, source, private, served, most, self._roots, names)
+        convert, roots = self._convert_pickle, self._roots
+        copying = in_own_thread(copy_adapter, source, private, served, most, convert, roots, names)
         try:
             await asyncio.wait_for(copying, COPY_SECONDS)
             return {} if names else await in_own_thread(renamed_weights, private, served)

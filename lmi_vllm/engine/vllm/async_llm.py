@@ -36,7 +36,8 @@ from lmi_vllm.engine.vllm.names import (
     VLLMValidationError,
     to_lora_request,
 )
-from lmi_vllm.engine.vllm.outputs import EngineOutputs, grammar_check, lane_for
+from lmi_vllm.engine.vllm.outputs import EngineOutputs, may_be_used
+from lmi_vllm.engine.vllm.parts import EngineParts
 from lmi_vllm.engine.vllm.workarounds import CPU_WORKER, Scope, apply, is_needed
 from lmi_vllm.engine.vllm.workarounds.not_finite import REASON, is_marked_not_finite
 from lmi_vllm.engine.vllm.workarounds.parsers import check_reasoning
@@ -59,6 +60,7 @@ class EngineSetup:
     profile: ServingProfile
     thread: ThreadPoolExecutor  # its one thread is the parent of the engine's processes
     is_cpu: bool
+    parts: EngineParts
 
 
 class GuardedAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
@@ -86,12 +88,15 @@ class GuardedAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
             )
         self.setup = setup
         self.calls = EngineCalls(self)
-        lane = lane_for(setup.profile, self.model_config, self.output_processor.tokenizer)
+        has_lane = setup.profile.has_token_lane and may_be_used(self.model_config)
+        lane = setup.parts.make_lane(self.output_processor.tokenizer) if has_lane else None
         self.output_processor = EngineOutputs.of(self.output_processor, lane, began)
         if lane is not None:
             lane.read_messages(self.engine_core.decoder)
         seconds = setup.profile.limits.grammar_timeout
-        self.check_grammar = grammar_check(self, seconds, setup.thread)
+        # None: LMI_GRAMMAR_TIMEOUT=0 serves grammars untried.
+        make = setup.parts.try_grammars
+        self.check_grammar = make(self, seconds, setup.thread) if seconds else None
         self._turn = TurnBudget(REQUESTS_IN_A_TURN)
 
     def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
@@ -301,12 +306,13 @@ class LeadingAsyncLLM(GuardedAsyncLLM):
     def _new_adapters(self) -> EngineAdapters:
         config = self.vllm_config.lora_config
         if config is None:
-            return EngineAdapters(self.calls)
+            return EngineAdapters(self.calls, self.setup.parts.convert_pickle)
         folder = new_private_folder("lmi-vllm-adapters-")
         slots = config.max_loras - 1 if self._needs_zero_adapter else config.max_loras
         base = describe_base(Path(self.model_config.model), (), config.max_lora_rank)
         most_bytes, roots = self.setup.profile.max_adapter_size, self.setup.profile.adapter_roots
-        return EngineAdapters(self.calls, slots, folder, base, most_bytes, roots)
+        convert = self.setup.parts.convert_pickle
+        return EngineAdapters(self.calls, convert, slots, folder, base, most_bytes, roots)
 
     @property
     def _needs_zero_adapter(self) -> bool:

@@ -34,11 +34,11 @@ from lmi_vllm.engine.vllm.names import (
     our_errors,
 )
 from lmi_vllm.engine.vllm.openai import VllmOpenAI
+from lmi_vllm.engine.vllm.parts import EngineParts
 from lmi_vllm.engine.vllm.processes import in_own_thread
 from lmi_vllm.engine.vllm.start import start_vllm
 from lmi_vllm.engine.vllm.workarounds.text_lengths import guard_lengths
 from lmi_vllm.errors import EngineDeadError, LmiError
-from lmi_vllm.extension import extension
 from lmi_vllm.messages import (
     AdapterRef,
     EngineArguments,
@@ -60,6 +60,7 @@ async def start_vllm_engine(
     arguments: EngineArguments,
     profile: ServingProfile,
     thread: ThreadPoolExecutor,
+    parts: EngineParts,
     clients: tuple[EngineClient, ...] = (),
     checked: VllmArguments | None = None,
 ) -> "VllmEngine":
@@ -72,7 +73,7 @@ async def start_vllm_engine(
         ConfigurationError: the installed vLLM refuses an argument.
         EngineStartError: the engine did not come up.
     """
-    llm = await start_vllm(arguments, profile, thread, clients, checked)
+    llm = await start_vllm(arguments, profile, thread, parts, clients, checked)
     async with ended_unless_ready(llm):
         await llm.keep_base_rows_apart()
         bridge, task = await prepared(llm)
@@ -95,7 +96,7 @@ async def ended_unless_ready(llm: GuardedAsyncLLM) -> AsyncIterator[None]:
 async def prepared(llm: GuardedAsyncLLM) -> tuple[Bridge, str]:
     """Return vLLM's handlers and the model's task, once media and texts are guarded."""
     profile = llm.setup.profile
-    extension(lambda extra: extra.media)(profile.media)
+    llm.setup.parts.guard_media(profile.media)
     guard_lengths(llm.renderer, profile.limits.max_tokenize_length)
     bridge = await Bridge.create(llm, llm.setup.arguments.namespace, profile)
     cache_environment()

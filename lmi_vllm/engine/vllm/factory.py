@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from lmi_vllm.engine.base import Engine, EngineClient
 from lmi_vllm.engine.factory import imports_without_collections
+from lmi_vllm.engine.vllm.parts import EngineParts
 from lmi_vllm.engine.vllm.processes import LOG_FORMAT_VARIABLE, new_engine_thread
 from lmi_vllm.engine.vllm.workarounds import Scope, apply_to_the_end
 from lmi_vllm.engine.vllm.workarounds.companions import hide_unfit_companions
@@ -70,9 +71,12 @@ class VllmFactory:
 
     reads_model = True
 
-    def __init__(self, exports: MutableMapping[str, str], log_format: str) -> None:
+    def __init__(
+        self, exports: MutableMapping[str, str], log_format: str, parts: EngineParts
+    ) -> None:
         self._exports = exports
         self._log_format = log_format
+        self._parts = parts
         self._thread: ThreadPoolExecutor | None = None  # of the next engine, not of a running one
         self._checked: VllmArguments | None = None
 
@@ -101,7 +105,9 @@ class VllmFactory:
         from lmi_vllm.engine.vllm.engine import start_vllm_engine
 
         thread, self._thread = self._engine_thread(), None  # from here on the engine owns it
-        return await start_vllm_engine(arguments, profile, thread, clients, self._checked)
+        return await start_vllm_engine(
+            arguments, profile, thread, self._parts, clients, self._checked
+        )
 
     def abandon(self) -> None:
         """Kill what has been forked; see `EngineFactory.abandon`."""

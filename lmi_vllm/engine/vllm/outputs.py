@@ -6,11 +6,10 @@ unknown fields there is no lane.
 
 import logging
 from collections.abc import Callable, Container, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, NamedTuple, Protocol, Self
 
-from lmi_vllm.engine.base import CheckGrammar, DirectChunks, DirectEvents
+from lmi_vllm.engine.base import DirectChunks, DirectEvents
 from lmi_vllm.engine.vllm.chunks import ChunkMaker, VllmSequence, count_not_finite
 from lmi_vllm.engine.vllm.names import (
     EngineCoreOutput,
@@ -21,8 +20,7 @@ from lmi_vllm.engine.vllm.names import (
 )
 from lmi_vllm.engine.vllm.workarounds.aborted_requests import without_aborted
 from lmi_vllm.engine.vllm.workarounds.prompt_ends import begin_after
-from lmi_vllm.extension import extension
-from lmi_vllm.messages import GenerationJob, OpenAICall, ServingProfile
+from lmi_vllm.messages import GenerationJob, OpenAICall
 from lmi_vllm.telemetry.records import current_record
 
 logger = logging.getLogger(__name__)
@@ -203,20 +201,6 @@ class EngineOutputs(OutputProcessor):  # type: ignore[misc,unused-ignore]
         """As vLLM's, called for each message of the engine: counts steps without tokens, too."""
         self.steps += 1
         super().update_scheduler_stats(scheduler_stats)
-
-
-def grammar_check(llm: Any, seconds: float, thread: ThreadPoolExecutor) -> CheckGrammar | None:
-    """Return what tries a grammar before the engine gets it; None if LMI_GRAMMAR_TIMEOUT is 0."""
-    if not seconds:
-        return None
-    return extension(lambda extra: extra.grammar_trials)(llm, seconds, thread)
-
-
-def lane_for(profile: ServingProfile, model_config: Any, tokenizer: Any) -> TokenLane | None:
-    """Return the lane of an extra; None where the profile or release has none."""
-    if not profile.has_token_lane or not may_be_used(model_config):
-        return None
-    return extension(lambda extra: extra.token_lane)(tokenizer)
 
 
 def form_of(state: Any) -> SequenceForm | None:

@@ -22,10 +22,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, TypeVar
 
+from lmi_vllm.engine.vllm.parts import ProcessParts
 from lmi_vllm.engine.vllm.signals import block_ending_signals, heed_only_the_parent
 from lmi_vllm.engine.vllm.workarounds import Scope, apply_to_the_end
 from lmi_vllm.engine.vllm.workarounds.not_finite import is_expected
-from lmi_vllm.extension import extras
 from lmi_vllm.telemetry.log_format import configure_logging, log_progress_bars
 from lmi_vllm.telemetry.log_handler import ignore_dropped, tell
 
@@ -192,13 +192,22 @@ def keep_bars_out_of_the_log() -> None:
 
 
 def register_models() -> None:
-    """Register the model classes of extras by name; each is imported when a model needs it."""
+    """Register the model classes of features by name; each is imported when a model needs it."""
     if "vllm" not in sys.modules:  # vLLM itself has been imported when it calls its plugins
         return
     models = importlib.import_module("vllm.model_executor.models")
-    for extra in extras().values():
-        for name, place in extra.model_classes.items():
-            models.ModelRegistry.register_model(name, place)
+    for name, place in process_parts().model_classes.items():
+        models.ModelRegistry.register_model(name, place)
+
+
+def process_parts() -> ProcessParts:
+    """Return what features do in this process, which vLLM started.
+
+    This is the one look-up of the composition root by its name. vLLM calls plug-ins before it has
+    read a configuration that could carry names, and a key of the compile cache is made of it.
+    """
+    parts: ProcessParts = importlib.import_module("lmi_vllm.assembly").process_parts()
+    return parts
 
 
 def register_plugin() -> None:

@@ -25,6 +25,7 @@ from lmi_vllm.engine.vllm.configuration import (
     runs_on_cpu,
     worked_around,
 )
+from lmi_vllm.engine.vllm.parts import EngineParts
 from lmi_vllm.engine.vllm.processes import (
     ERROR_FILE_VARIABLE,
     adopt_forked_engines,
@@ -79,6 +80,7 @@ async def start_vllm(
     arguments: EngineArguments,
     profile: ServingProfile,
     thread: ThreadPoolExecutor,
+    parts: EngineParts,
     clients: tuple[EngineClient, ...] = (),
     checked: VllmArguments | None = None,
 ) -> LeadingAsyncLLM:
@@ -90,7 +92,7 @@ async def start_vllm(
         ConfigurationError: the installed vLLM refuses an argument.
         EngineStartError: the engine did not come up; the text is the root cause.
     """
-    start = partial(_start, arguments, profile, thread, clients, checked)
+    start = partial(_start, arguments, profile, thread, parts, clients, checked)
     return await asyncio.get_running_loop().run_in_executor(thread, start)
 
 
@@ -108,6 +110,7 @@ def _start(
     arguments: EngineArguments,
     profile: ServingProfile,
     thread: ThreadPoolExecutor,
+    parts: EngineParts,
     clients: tuple[EngineClient, ...],
     checked: VllmArguments | None,
 ) -> LeadingAsyncLLM:
@@ -118,7 +121,7 @@ def _start(
         config = engine_config(read.namespace, len(clients) or 1, 0, is_cpu=is_cpu)
         _choose_start_method(arguments, is_cpu=is_cpu)
         own_length = config.model_config.max_model_len
-        setup = EngineSetup(read, config, profile, thread, is_cpu)
+        setup = EngineSetup(read, config, profile, thread, is_cpu, parts)
         with _sockets() as sockets:
             llm = LeadingAsyncLLM(setup, clients, sockets)
     if (fitted := config.model_config.max_model_len) < own_length:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from lmi_vllm.engine.factory import freeze_heap, refreeze_heap
 from lmi_vllm.engine.vllm.factory import import_vllm
+from lmi_vllm.engine.vllm.parts import EngineParts
 from lmi_vllm.engine.vllm.processes import new_engine_thread
 from lmi_vllm.extras.front_ends.channel import (
     AdapterList,
@@ -45,11 +46,18 @@ class Figures:
 class ClientModel:
     """Serves over an engine that the first process started, for as long as it runs."""
 
-    def __init__(self, service: InferenceService, events: ServerEvents, channel: Channel) -> None:
+    def __init__(
+        self,
+        service: InferenceService,
+        events: ServerEvents,
+        channel: Channel,
+        parts: EngineParts,
+    ) -> None:
         self._service = service
         self._events = events
         self._first = RemoteAdapters(channel)
         self._channel = channel
+        self._parts = parts
         self._thread: ThreadPoolExecutor | None = new_engine_thread()
         self._engine_lock = asyncio.Lock()
         self._list_lock = asyncio.Lock()
@@ -123,6 +131,7 @@ class ClientModel:
             self._thread,
             self._first,
             lambda request: self._channel.send(RequestStarted(request)),
+            self._parts,
         )
         self._thread = None  # the engine owns the thread from here on
         if engine.task == GENERATE:

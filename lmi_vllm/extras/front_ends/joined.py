@@ -15,6 +15,7 @@ from lmi_vllm.engine.vllm.bridge import Bridge
 from lmi_vllm.engine.vllm.configuration import VllmArguments, engine_config, runs_on_cpu
 from lmi_vllm.engine.vllm.engine import VllmClient, ended_unless_ready, prepared
 from lmi_vllm.engine.vllm.engine_calls import LoadedAdapter
+from lmi_vllm.engine.vllm.parts import EngineParts
 from lmi_vllm.engine.vllm.processes import adopt_forked_engines, claim_children
 from lmi_vllm.errors import AdapterRefusedError
 from lmi_vllm.extras.front_ends.channel import JoinEngine
@@ -133,6 +134,7 @@ async def join_vllm_engine(
     thread: ThreadPoolExecutor,
     shared: SharedState,
     began: Report,
+    parts: EngineParts,
 ) -> JoinedEngine:
     """Return a client of another process's engine; `shared` decides about adapters for all clients.
 
@@ -142,7 +144,7 @@ async def join_vllm_engine(
     Raises:
         EngineStartError: the engine could not be joined; the text is the root cause.
     """
-    join = partial(_join, message, checked, thread, shared, began)
+    join = partial(_join, message, checked, thread, shared, began, parts)
     try:
         llm = await asyncio.get_running_loop().run_in_executor(thread, join)
     except Exception as error:
@@ -159,6 +161,7 @@ def _join(
     thread: ThreadPoolExecutor,
     shared: SharedState,
     began: Report,
+    parts: EngineParts,
 ) -> ClientAsyncLLM:
     claim_children()  # those that try grammars
     is_cpu, client = runs_on_cpu(), message.client
@@ -166,5 +169,5 @@ def _join(
     config = engine_config(read.namespace, client.count, client.index, is_cpu=is_cpu)
     if sys.platform == "linux":
         adopt_forked_engines()
-    setup = EngineSetup(read, config, message.profile, thread, is_cpu)
+    setup = EngineSetup(read, config, message.profile, thread, is_cpu, parts)
     return ClientAsyncLLM(setup, client, shared, began)

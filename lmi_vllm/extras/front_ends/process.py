@@ -97,7 +97,7 @@ class FrontEndProcess:
             telemetry=Telemetry(send_line=self._send_line),
         )
         self._events = ServerEvents(made.configuration.sources, is_first=False)
-        self._model = ClientModel(self._service, self._events, channel)
+        self._model = ClientModel(self._service, self._events, channel, made.parts.engines.vllm)
         self._join_message: JoinEngine | None = None
         self._listeners: Listeners | None = None
         self._forwarder: Forwarder | None = None

@@ -1,10 +1,28 @@
 """Grammars are tried in a process that can end, before the engine sees them."""
 
-from typing import Final
+from typing import TYPE_CHECKING
 
-from lmi_vllm.extension import Extra, Lazy
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
 
-EXTRA: Final = Extra(
-    grammar_trials=Lazy("lmi_vllm.extras.grammar_trials.guard:GrammarGuard"),
-    engine_grammars=Lazy("lmi_vllm.extras.grammar_trials.engine:GrammarWatch"),
-)
+    from lmi_vllm.engine.base import CheckGrammar, EngineGrammars
+    from lmi_vllm.server.builder import ServerBuilder
+
+
+def serve(s: "ServerBuilder") -> None:
+    """Add to the server."""
+    s.engine.grammar_trials(try_grammars)
+
+
+def try_grammars(llm: object, seconds: float, thread: "ThreadPoolExecutor") -> "CheckGrammar":
+    """Return what tries a grammar before the engine gets it."""
+    from lmi_vllm.extras.grammar_trials.guard import GrammarGuard
+
+    return GrammarGuard(llm, seconds, thread)
+
+
+def watch_grammars(scheduler: object) -> "EngineGrammars":
+    """Return what watches the grammars in the engine's process."""
+    from lmi_vllm.extras.grammar_trials.engine import GrammarWatch
+
+    return GrammarWatch(scheduler)

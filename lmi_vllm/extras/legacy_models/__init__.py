@@ -3,8 +3,6 @@
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from lmi_vllm.extension import Extra
-
 if TYPE_CHECKING:
     from lmi_vllm.translate.configuration import ConfigurationBuilder
 
@@ -26,10 +24,6 @@ _CLASSES: Final = (
 # Registered with vLLM: name in `architectures` -> class.
 MODEL_CLASSES: Final = MappingProxyType(
     {f"Lmi{name}": f"lmi_vllm.extras.legacy_models.classes:{name}" for name in _CLASSES}
-)
-
-EXTRA: Final = Extra(
-    model_classes=MODEL_CLASSES,
 )
 
 

@@ -1,9 +1,19 @@
 """Media in messages: fetched from public addresses only, and decoded within bounds."""
 
-from typing import Final
+from typing import TYPE_CHECKING
 
-from lmi_vllm.extension import Extra, Lazy
+if TYPE_CHECKING:
+    from lmi_vllm.messages import MediaPolicy
+    from lmi_vllm.server.builder import ServerBuilder
 
-EXTRA: Final = Extra(
-    media=Lazy("lmi_vllm.extras.media_urls.connector:guard_media"),
-)
+
+def serve(s: "ServerBuilder") -> None:
+    """Add to the server."""
+    s.engine.media(guard_media)
+
+
+def guard_media(policy: "MediaPolicy") -> None:
+    """Have vLLM load media of messages within the policy."""
+    from lmi_vllm.extras.media_urls import connector
+
+    connector.guard_media(policy)

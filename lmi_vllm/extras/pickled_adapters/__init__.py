@@ -1,9 +1,20 @@
 """Adapters whose weights are a pickle (`adapter_model.bin`): they become safetensors."""
 
-from typing import Final
+from typing import TYPE_CHECKING
 
-from lmi_vllm.extension import Extra, Lazy
+if TYPE_CHECKING:
+    from pathlib import Path
 
-EXTRA: Final = Extra(
-    pickled_weights=Lazy("lmi_vllm.extras.pickled_adapters.convert:convert"),
-)
+    from lmi_vllm.server.builder import ServerBuilder
+
+
+def serve(s: "ServerBuilder") -> None:
+    """Add to the server."""
+    s.engine.pickled_weights(convert_pickle)
+
+
+def convert_pickle(pickle: "Path", weights: "Path") -> str:
+    """Turn the pickle into safetensors; return why that cannot be."""
+    from lmi_vllm.extras.pickled_adapters.convert import convert
+
+    return convert(pickle, weights)

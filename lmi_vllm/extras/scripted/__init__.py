@@ -10,4 +10,4 @@ def serve(s: "ServerBuilder") -> None:
     """Add to the server."""
     from lmi_vllm.extras.scripted.engine import scripted_engines
 
-    s.named_engine("scripted", scripted_engines)
+    s.engine.named("scripted", scripted_engines)

@@ -23,4 +23,4 @@ def serve(s: "ServerBuilder") -> None:
     """Add to the server."""
     from lmi_vllm.extras.seq2seq.factory import TransformersFactory
 
-    s.own_engine(ENGINE, TransformersFactory)
+    s.engine.own(ENGINE, TransformersFactory)

@@ -3,10 +3,20 @@
 Without it vLLM's own way is taken for all of them: the same answers, for more time of the CPU.
 """
 
-from typing import Final
+from typing import TYPE_CHECKING
 
-from lmi_vllm.extension import Extra, Lazy
+if TYPE_CHECKING:
+    from lmi_vllm.engine.vllm.outputs import TokenLane
+    from lmi_vllm.server.builder import ServerBuilder
 
-EXTRA: Final = Extra(
-    token_lane=Lazy("lmi_vllm.extras.token_lane.lane:PlainLane"),
-)
+
+def serve(s: "ServerBuilder") -> None:
+    """Add to the server."""
+    s.engine.token_lane(make_lane)
+
+
+def make_lane(tokenizer: object) -> "TokenLane":
+    """Return the lane of an engine with this tokenizer."""
+    from lmi_vllm.extras.token_lane.lane import PlainLane
+
+    return PlainLane(tokenizer)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final
 
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import StartupError
-from lmi_vllm.extension import Lazy
 from lmi_vllm.extras.traces.endpoint import (
     ARGUMENT,
     GRPC,
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from lmi_vllm.extras.traces.spans import RequestTracer
 
 LAST_SPANS_SECONDS: Final = 4.0
-_TRACER: Final["Lazy[type[RequestTracer]]"] = Lazy("lmi_vllm.extras.traces.spans:RequestTracer")
 OTEL_MODULES: Final = (
     "opentelemetry.sdk",
     "opentelemetry.exporter.otlp.proto.http",
@@ -76,7 +74,9 @@ class Traces:
             return
         variables = trace_variables(self._endpoint, self._environ)
         is_grpc = variables[TRACES_PROTOCOL] == GRPC
-        self._tracer = _TRACER.load()(self._endpoint, variables[SERVICE_NAME], is_grpc=is_grpc)
+        from lmi_vllm.extras.traces.spans import RequestTracer  # noqa: PLC0415
+
+        self._tracer = RequestTracer(self._endpoint, variables[SERVICE_NAME], is_grpc=is_grpc)
         self._hub.start_span = self._tracer.start_span
 
     async def close(self) -> None:

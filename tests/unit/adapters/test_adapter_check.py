@@ -16,6 +16,7 @@ from lmi_vllm.checks.safetensors_header import DamagedFileError, read_tensors
 from lmi_vllm.demo import DEMO_MODEL_DIR
 from lmi_vllm.engine.vllm.adapter_files import copy_adapter as copy_for_engine
 from lmi_vllm.errors import AdapterRefusedError
+from lmi_vllm.extras.pickled_adapters import convert_pickle
 from tests.support.adapter_files import (
     CAPITALS,
     CONFIG,
@@ -67,7 +68,7 @@ def test_rank_that_is_not_that_of_the_weights_is_refused(
     with pytest.raises(AdapterRefusedError, match=said):
         check_adapter(adapter, "adapter", base)
     with pytest.raises(AdapterRefusedError, match=said):
-        copy_for_engine(adapter, tmp_path / "copy", base, 1 << 24)
+        copy_for_engine(adapter, tmp_path / "copy", base, 1 << 24, convert_pickle)
 
 
 HEAD = "base_model.model.score"
@@ -96,7 +97,7 @@ def test_what_is_no_factor_is_refused_by_its_cause(
     with refused:
         check_adapter(adapter, "adapter", base)
     with refused:
-        copy_for_engine(adapter, tmp_path / "copy", base, 1 << 24)
+        copy_for_engine(adapter, tmp_path / "copy", base, 1 << 24, convert_pickle)
 
 
 def embedding(folder: Path, change: Callable[[Any], Any]) -> Path:
@@ -129,7 +130,7 @@ def test_weight_of_the_base_in_an_adapter_is_compared(
     with refused:
         check_adapter(adapter, "adapter", base)
     with refused:
-        copy_for_engine(adapter, tmp_path / "copy", base, 1 << 24)
+        copy_for_engine(adapter, tmp_path / "copy", base, 1 << 24, convert_pickle)
 
 
 def write_long_header(path: Path) -> None:
@@ -240,7 +241,7 @@ def test_only_files_that_the_engine_reads_are_copied(tmp_path: Path) -> None:
         (adapter / f"checkpoint-{number}.pt").write_bytes(b"x")
     with (adapter / "optimizer.bin").open("wb") as file:
         file.truncate(1 << 40)
-    copy_for_engine(adapter, tmp_path / "copy", BaseModel(), 1 << 20)
+    copy_for_engine(adapter, tmp_path / "copy", BaseModel(), 1 << 20, convert_pickle)
     assert {file.name for file in (tmp_path / "copy").iterdir()} == {CONFIG, WEIGHTS}
 
 

@@ -13,6 +13,7 @@ from lmi_vllm.engine.vllm.adapters import EngineAdapters
 from lmi_vllm.engine.vllm.engine_calls import LoadedAdapter, WorkerRefusalError
 from lmi_vllm.engine.vllm.workarounds.ignored_modules import AdapterInspection
 from lmi_vllm.errors import AdapterCapacityError, AdapterRefusedError
+from lmi_vllm.extras.pickled_adapters import convert_pickle
 from lmi_vllm.messages import AdapterRef
 
 SAID = {
@@ -67,7 +68,7 @@ async def test_status_of_a_refusal_follows_its_kind(
     calls: Any = Calls(kind)
     adapter = LoadedAdapter(7, "a@7", str(tmp_path / "copy"), "a")
     with pytest.raises(AdapterRefusedError) as refused:
-        await EngineAdapters(calls).add(adapter, "/store/a")
+        await EngineAdapters(calls, convert_pickle).add(adapter, "/store/a")
     assert type(refused.value) is expected
 
 
@@ -78,7 +79,9 @@ async def test_a_copy_that_hangs_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(adapters, "copy_adapter", lambda *_: come_back.wait(60))
     calls: Any = Calls("other")
     with new_private_folder("lmi-vllm-test-") as folder:
-        load = EngineAdapters(calls, 1, folder).load(AdapterRef("a", "/store/a", 7, pinned=False))
+        load = EngineAdapters(calls, convert_pickle, 1, folder).load(
+            AdapterRef("a", "/store/a", 7, pinned=False)
+        )
         try:
             with pytest.raises(AdapterRefusedError, match=r"a cannot be read: .* within 0.05 s"):
                 await asyncio.wait_for(load, 5)

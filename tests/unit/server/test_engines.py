@@ -57,4 +57,4 @@ async def test_vllm_finds_its_variables_before_it_is_imported(
 
     monkeypatch.setattr("lmi_vllm.engine.vllm.factory.import_vllm", missing)
     with pytest.raises(EngineStartError, match=r"^vLLM cannot be imported: .*lmi-vllm\[cuda\]"):
-        await VllmFactory(exports, "json").load(EngineArguments({}))
+        await VllmFactory(exports, "json", PARTS.engines.vllm).load(EngineArguments({}))

@@ -5,14 +5,21 @@ from pathlib import Path
 
 import pytest
 
-from lmi_vllm import extension
+from lmi_vllm.checks.model import OwnEngines
 from lmi_vllm.checks.model_config import ModelFiles
 from lmi_vllm.config.properties import parse_properties
 from lmi_vllm.demo import DEMO_MODEL_DIR
 from lmi_vllm.messages import ModelArtifacts
-from lmi_vllm.translate.arguments import Translation
+from lmi_vllm.translate.arguments import Translation, Translator
 from lmi_vllm.translate.devices import Devices
-from tests.support.assembled import load_settings, translate, translate_checkpoint, translate_start
+from tests.support.assembled import (
+    OPTIONS,
+    SOURCES,
+    load_settings,
+    translate,
+    translate_checkpoint,
+    translate_start,
+)
 
 QWEN = {"architectures": ["Qwen2ForCausalLM"], "num_attention_heads": 28, "num_key_value_heads": 4}
 
@@ -97,10 +104,10 @@ def test_fetched_model_of_other_heads_is_refused(tmp_path: Path) -> None:
     assert "possible are 1, 2, 4, 28" in error
 
 
-def test_sizes_are_part_of_every_translation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They do not depend on a verb that shows them."""
-    monkeypatch.setattr(extension, "extras", dict)
+def test_sizes_are_part_of_every_translation() -> None:
+    """They do not depend on a verb that shows them, nor on any other feature."""
     config = QWEN | {"num_attention_heads": 6, "num_key_value_heads": 6}
-    assert translated("", 8, config).arguments.values["tensor_parallel_size"] == 6
-    (error,) = translated("option.tensor_parallel_degree=4", 8, config).errors
-    assert "possible are 1, 2, 3, 6" in error
+    bare = Translator(OPTIONS, SOURCES, OwnEngines(()), {})
+    settings = load_settings({"SERVING_MODEL_STORE": "/nonexistent"})
+    found = bare.translate(settings, None, Devices(8), ModelFiles(config))
+    assert found.arguments.values["tensor_parallel_size"] == 6

@@ -30,9 +30,9 @@ from lmi_vllm.engine.vllm.names import (
     FinishReason,
     current_platform,
 )
+from lmi_vllm.engine.vllm.processes import process_parts
 from lmi_vllm.engine.vllm.workarounds import CPU_WORKER, joined_class
 from lmi_vllm.engine.vllm.workarounds.not_finite import REASON, mark_not_finite
-from lmi_vllm.extension import extension
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class EndsHarmfulRequests:
         # By name, as vLLM calls it: an operator's scheduler may take no other arguments.
         named |= {"vllm_config": vllm_config, "kv_cache_config": kv_cache_config}
         super().__init__(*more, **named)
-        self._grammars = extension(lambda extra: extra.engine_grammars)(self)
+        self._grammars = process_parts().watch_grammars(self)
         publish = self.kv_event_publisher.publish
         self.kv_event_publisher.publish = lambda batch: publish(with_requested_names(batch))
 
