@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.engine.base import CheckGrammar
 from lmi_vllm.engine.factory import EngineFactory
-from lmi_vllm.engine.vllm.parts import ConvertPickle, EngineParts
+from lmi_vllm.engine.vllm.client_parts import EngineParts
+from lmi_vllm.engine.vllm.parts import ConvertPickle
 from lmi_vllm.messages import MediaPolicy
 from lmi_vllm.server.code_start import MakeCode
 from lmi_vllm.server.context import MakeProcesses, ServerLifespan

@@ -8,8 +8,8 @@ from lmi_vllm.checks.model import OwnEngines
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.engine.base import Engine, EngineClient
 from lmi_vllm.engine.factory import EngineFactory
+from lmi_vllm.engine.vllm.client_parts import EngineParts
 from lmi_vllm.engine.vllm.factory import VllmFactory
-from lmi_vllm.engine.vllm.parts import EngineParts
 from lmi_vllm.errors import ConfigurationError
 from lmi_vllm.messages import EngineArguments, ServingProfile
 

@@ -28,6 +28,7 @@ from lmi_vllm.engine.base import GRAMMAR_SOURCE, CheckGrammar, EngineClient
 from lmi_vllm.engine.private_folders import PrivateFolder, new_private_folder
 from lmi_vllm.engine.turns import TurnBudget
 from lmi_vllm.engine.vllm.adapters import EngineAdapters, UsableAdapters
+from lmi_vllm.engine.vllm.client_parts import EngineParts
 from lmi_vllm.engine.vllm.configuration import VllmArguments
 from lmi_vllm.engine.vllm.engine_calls import EngineCalls, LoadedAdapter
 from lmi_vllm.engine.vllm.names import (
@@ -37,7 +38,6 @@ from lmi_vllm.engine.vllm.names import (
     to_lora_request,
 )
 from lmi_vllm.engine.vllm.outputs import EngineOutputs, may_be_used
-from lmi_vllm.engine.vllm.parts import EngineParts
 from lmi_vllm.engine.vllm.workarounds import CPU_WORKER, Scope, apply, is_needed
 from lmi_vllm.engine.vllm.workarounds.not_finite import REASON, is_marked_not_finite
 from lmi_vllm.engine.vllm.workarounds.parsers import check_reasoning

@@ -27,6 +27,7 @@ from lmi_vllm.engine.base import (
 from lmi_vllm.engine.vllm.adapters import EngineAdapters
 from lmi_vllm.engine.vllm.async_llm import GuardedAsyncLLM, LeadingAsyncLLM
 from lmi_vllm.engine.vllm.bridge import Bridge
+from lmi_vllm.engine.vllm.client_parts import EngineParts
 from lmi_vllm.engine.vllm.configuration import VllmArguments, cache_environment, release_environment
 from lmi_vllm.engine.vllm.engine_calls import LoadedAdapter
 from lmi_vllm.engine.vllm.jobs import JobRunner, PromptTokenizer
@@ -34,7 +35,6 @@ from lmi_vllm.engine.vllm.names import (
     our_errors,
 )
 from lmi_vllm.engine.vllm.openai import VllmOpenAI
-from lmi_vllm.engine.vllm.parts import EngineParts
 from lmi_vllm.engine.vllm.processes import in_own_thread
 from lmi_vllm.engine.vllm.start import start_vllm
 from lmi_vllm.engine.vllm.workarounds.text_lengths import guard_lengths

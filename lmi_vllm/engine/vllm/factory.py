@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from lmi_vllm.engine.base import Engine, EngineClient
 from lmi_vllm.engine.factory import imports_without_collections
-from lmi_vllm.engine.vllm.parts import EngineParts
+from lmi_vllm.engine.vllm.client_parts import EngineParts
 from lmi_vllm.engine.vllm.processes import LOG_FORMAT_VARIABLE, new_engine_thread
 from lmi_vllm.engine.vllm.workarounds import Scope, apply_to_the_end
 from lmi_vllm.engine.vllm.workarounds.companions import hide_unfit_companions

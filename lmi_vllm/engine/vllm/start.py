@@ -15,6 +15,7 @@ from typing import Any, Final
 from lmi_vllm.engine.base import EngineClient, lacks_memory, start_error
 from lmi_vllm.engine.private_folders import PrivateFolder, new_private_folder
 from lmi_vllm.engine.vllm.async_llm import EngineSetup, LeadingAsyncLLM
+from lmi_vllm.engine.vllm.client_parts import EngineParts
 from lmi_vllm.engine.vllm.configuration import (
     VllmArguments,
     adjusted_for_cpu,
@@ -25,7 +26,6 @@ from lmi_vllm.engine.vllm.configuration import (
     runs_on_cpu,
     worked_around,
 )
-from lmi_vllm.engine.vllm.parts import EngineParts
 from lmi_vllm.engine.vllm.processes import (
     ERROR_FILE_VARIABLE,
     adopt_forked_engines,

@@ -9,8 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from lmi_vllm.engine.factory import freeze_heap, refreeze_heap
+from lmi_vllm.engine.vllm.client_parts import EngineParts
 from lmi_vllm.engine.vllm.factory import import_vllm
-from lmi_vllm.engine.vllm.parts import EngineParts
 from lmi_vllm.engine.vllm.processes import new_engine_thread
 from lmi_vllm.extras.front_ends.channel import (
     AdapterList,
