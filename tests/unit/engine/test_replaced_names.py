@@ -41,6 +41,7 @@ REPLACED: Final = {
     "vllm.renderers.base:BaseRenderer.tokenize_prompt_async": ("lengths of texts", ALL),
     "vllm.triton_utils.dispatcher:vars": ("objects whose names cannot be read", ALL),
     "torch:torch.load": ("tensors of clients are no larger than their bytes", ALL),
+    "numpy:numpy.load": ("arrays of clients are no larger than their bytes", ALL),
     "model_hosting_container_standards.sagemaker:bootstrap": ("runs a script of the model", ALL),
     "vllm.config.model:_get_and_verify_max_len": ("lengths that cannot be served", ALL),
     "transformers.models.auto.tokenization_auto:AutoTokenizer.from_pretrained": (
@@ -58,12 +59,15 @@ REPLACED: Final = {
 OUTSIDE: Final = (
     ("async_llm.py", "self.output_processor = EngineOutputs.of(", "AsyncLLM.output_processor"),
     ("workarounds/text_lengths.py", ".tokenize_prompt_async = ", ".tokenize_prompt_async"),
-    ("media_urls/decoded.py", "torch.load = ", "torch.load"),
+    ("media_urls/tensors.py", "torch.load = ", "torch.load"),
+    ("media_urls/tensors.py", "numpy.load = ", "numpy.load"),
 )
 # Objects whose class is ours from then on: it is made again, and gets all that the object has.
 CLASS_CHANGED: Final = {"outputs.py": 1, "workarounds/scheduler.py": 1}
 # Fields of vLLM's own objects that are set, as vLLM itself sets them.
 FIELDS_SET: Final = {
+    "media_urls/budget.py": {"held.size"},  # ours
+    "media_urls/fetch.py": {"held.size"},  # ours
     "async_llm.py": {
         "client.resources.engine_dead",
         "params.extra_args",  # of this request alone
