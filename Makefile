@@ -11,8 +11,11 @@ IN_PROCESS := tests/unit tests/web tests/server
 # What `make unit` leaves out and nothing else of `make test` proves (tests/support/long_tests.py).
 PROOFS := tests/unit/extras/adapter_store/test_bounds.py tests/unit/extras/adapters_state/test_sharing.py
 
-.PHONY: setup serve test test-all check lint format unit contract integration matrix docs site bench storm chaos fleet fuzz gpu pictures
+.PHONY: help setup serve test test-all check lint format unit contract integration matrix docs site bench storm chaos fleet fuzz gpu pictures
 .PHONY: constraints release clean
+
+help:             ## this list
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
 
 setup:            ## build .venv for this machine (cheap when it is there)
 	@$(PYTHON) scripts/setup.py
@@ -32,13 +35,13 @@ check: lint       ## what must be green before a commit
 	$(PYTEST) $(PARALLEL) $(IN_PROCESS) $(ARGS)
 	$(PY) scripts/make_docs.py --check
 
-lint: setup
+lint: setup       ## ruff, mypy and the linter of prose
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 	$(PY) scripts/lint_prose.py
 
-format: setup
+format: setup     ## write what ruff can fix
 	.venv/bin/ruff format .
 	.venv/bin/ruff check --fix .
 
@@ -49,7 +52,7 @@ contract:         ## the engine's promises, scripted and real; VLLM=0.31.0 on th
 	@$(PYTHON) scripts/setup.py $(if $(VLLM),--vllm $(VLLM))
 	$(if $(VLLM),.venv-vllm-$(VLLM)/bin/python,$(PY)) -m pytest tests/contract $(ARGS)
 
-integration: setup
+integration: setup ## the scenarios over real servers
 	$(PYTEST) integration $(ARGS)
 
 matrix: setup    ## every architecture that config/models/ has no result of, on the real engine; ARGS=--again for all
@@ -67,7 +70,7 @@ fuzz: setup       ## atheris on every parser, two minutes each, then schemathesi
 	$(PY) -m tests.fuzz.run --seconds 120 $(ARGS)
 	$(PYTEST) integration/openapi_fuzz.py -s
 
-bench: setup
+bench: setup      ## every benchmark, and its report in bench-report/
 	$(PY) -m integration.bench $(ARGS)
 
 gpu: setup        ## the suite for a machine with a GPU, and its report in gpu-report/; without one its CPU form
@@ -91,5 +94,5 @@ constraints: setup ## resolve config/constraints/ again; ARGS=--upgrade takes th
 release: setup    ## sdist, wheel and SBOMs into dist/; ARGS=0.2.0 cuts that version first, ARGS=--draft changes nothing
 	$(PY) scripts/make_release.py $(ARGS)
 
-clean:
+clean:            ## remove what was built here
 	rm -rf .venv .venv-litellm .venv-clients .venv-with_sdk_* .venv-vllm-* .schemathesis build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .fuzz

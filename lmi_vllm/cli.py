@@ -108,7 +108,7 @@ def _parse(words: list[str]) -> argparse.Namespace:
             importlib.import_module(verb.module).add_arguments(own, _made_for(name))
             if own.get_default("vllm_words") is not None:
                 words, vllm_words = _split_words(words, own)
-    parsed = parser.parse_args(words)
+    parsed = parser.parse_args(words or ["--help"])
     if vllm_words is not None:
         parsed.vllm_words = vllm_words
     return parsed

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from lmi_vllm.cli import main
+from lmi_vllm.cli import VERBS, main
 
 COMMANDS = {
     "no stdout": ("explain --demo --offline >&-", 0, ""),
@@ -40,3 +40,12 @@ def test_no_file_is_for_all_users_to_write() -> None:
         assert os.umask(0) == 0o077
     finally:
         os.umask(before)
+
+
+def test_no_verb_shows_the_verbs(capsys: pytest.CaptureFixture[str]) -> None:
+    """It is the first thing that anyone types; no error."""
+    with pytest.raises(SystemExit) as ended:
+        main([])
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    assert all(f"\n    {verb} " in shown for verb in VERBS)

@@ -234,6 +234,6 @@ def test_every_option_of_the_table_has_a_case() -> None:
     covered = {row.name for row in ALL_ROWS} | {line for row in ALL_ROWS for line in (
         part.removeprefix("option.").split("=")[0] for part in row.also.split("\n"))}  # fmt: skip
     elsewhere = {"env", "model_dir", "pipeline_parallel_degree", "data_parallel_size",
-                 "device_ids", "served_model_name", "stream_logprobs",
+                 "device_ids", "lora_modules", "served_model_name", "stream_logprobs",
                  "tool_parser_plugin"}  # fmt: skip
     assert {row.name for row in OPTIONS} - covered == elsewhere
