@@ -16,7 +16,7 @@ pytest.importorskip("vllm", reason="needs vLLM: make setup installs it")
 from vllm.model_executor.models import ModelRegistry
 from vllm.model_executor.models.interfaces import supports_lora
 
-from lmi_vllm.extras.legacy_models import EXTRA
+from lmi_vllm.extras.legacy_models import MODEL_CLASSES
 from lmi_vllm.extras.legacy_models.architectures import WITHOUT_LORA
 
 pytestmark = pytest.mark.vllm
@@ -54,7 +54,7 @@ def answers() -> dict[str, dict[str, Any]]:
 
 def test_every_own_model_class_is_covered() -> None:
     """A new one wants a row."""
-    assert set(FAMILIES.values()) | WITH_ADAPTERS | ENCODERS == set(EXTRA.model_classes)
+    assert set(FAMILIES.values()) | WITH_ADAPTERS | ENCODERS == set(MODEL_CLASSES)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -68,7 +68,7 @@ def test_tokens_are_those_of_transformers(name: str, answers: dict[str, dict[str
 @pytest.mark.parametrize("name", sorted(WITHOUT_LORA))
 def test_class_that_is_refused_with_adapters_has_no_lora_layers(name: str) -> None:
     """Where a release gives it some, the refusal is to go."""
-    ours = EXTRA.model_classes.get(name)
+    ours = MODEL_CLASSES.get(name)
     module, _, own = (ours or "").partition(":")
     found = (
         getattr(importlib.import_module(module), own)

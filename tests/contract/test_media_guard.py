@@ -392,7 +392,7 @@ async def test_names_of_media_are_the_client_s_own(*, is_shared: bool) -> None:
     for client in ("192.0.2.1", "192.0.2.2"):
         enter_record(RequestRecord("", "", "", "", client, ""))
         prompt = {"prompt": "x", "multi_modal_uuids": {"image": ["0af3", None], "audio": "0af3"}}
-        params = SimpleNamespace(max_total_tokens=9)
+        params = SimpleNamespace(max_total_tokens=9, truncate_prompt_tokens=None)
         tokenized = await renderer.tokenize_prompt_async(prompt, params)
         found.append(tokenized["multi_modal_uuids"])
     enter_record(None)
@@ -425,7 +425,7 @@ async def test_image_that_a_cpu_reads_in_one_direction_is_refused(
         tokenize_prompt_async=as_given, tokenize_prompt=None, tokenizer=None, config=config
     )
     guard_lengths(renderer, 1000)
-    params = SimpleNamespace(max_total_tokens=9)
+    params = SimpleNamespace(max_total_tokens=9, truncate_prompt_tokens=None)
     text, picture = {"prompt": "x"}, {"prompt": "x", "multi_modal_data": {"image": [object()]}}
     assert await renderer.tokenize_prompt_async(text, params) == text
     if is_refused:

@@ -376,7 +376,10 @@ def test_stream_inside_parameters_streams(ask: Ask) -> None:
 
 
 def test_every_parameter_is_here() -> None:
-    """A parameter added to the class needs a test of its effect in this file."""
+    """A parameter added to the class needs a test of its effect in this file.
+
+    But for `adapters` and `adapter_id`: tests/web/test_adapter_selection.py.
+    """
     source = Path(__file__).read_text(encoding="utf-8")
     missing = [name for name in GenerationParameters.model_fields if name not in source]
     assert missing == []

@@ -86,7 +86,7 @@ def run_python(code: str, **environ: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, **environ},
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=60,  # it imports transformers
         check=False,
     )
 

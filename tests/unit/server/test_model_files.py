@@ -36,7 +36,7 @@ async def test_no_code_of_a_model_means_no_packages(
     """A package is built by its own code: LMI_CUSTOM_CODE=none installs none, and says so."""
     installed: list[Path] = []
 
-    async def install(requirements: Path, _: object) -> None:
+    async def install(requirements: Path, _: object, *, constraints: object) -> None:
         installed.append(requirements)
 
     monkeypatch.setattr(packages, "install_requirements", install)

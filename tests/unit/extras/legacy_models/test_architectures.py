@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lmi_vllm.extras.legacy_models import EXTRA
+from lmi_vllm.extras.legacy_models import MODEL_CLASSES
 from lmi_vllm.extras.legacy_models.architectures import FAMILIES
 from lmi_vllm.messages import EngineArguments, ModelArtifacts
 from lmi_vllm.translate.devices import Devices
@@ -96,7 +96,7 @@ def test_starcoder_is_served_by_our_class_with_adapters(tmp_path: Path, enable_l
 def test_every_own_model_class_is_registered() -> None:
     """Under the names that overrides use, where the engine's processes start."""
     served = {family.served_as for families in FAMILIES.values() for family in families}
-    assert set(EXTRA.model_classes) == {name for name in served if name.startswith("Lmi")}
+    assert set(MODEL_CLASSES) == {name for name in served if name.startswith("Lmi")}
 
 
 def test_other_overrides_are_kept(tmp_path: Path) -> None:

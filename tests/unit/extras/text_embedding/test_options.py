@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lmi_vllm.config.vllm_schema import load_release
-from lmi_vllm.extras.legacy_models import EXTRA
+from lmi_vllm.extras.legacy_models import MODEL_CLASSES
 from tests.unit.conftest import ExplainRun
 
 EMBEDS: dict[str, object] = {"runner": "auto", "convert": "embed"}
@@ -84,7 +84,7 @@ def test_class_of_a_sample_s_model_is_served(
     assert run.errors == []
     overrides = run.engine_args.get("hf_overrides", {"architectures": [own]})
     [served] = overrides["architectures"]
-    assert served in {*load_release().architectures, *EXTRA.model_classes}
+    assert served in {*load_release().architectures, *MODEL_CLASSES}
 
 
 @pytest.mark.parametrize("line", ["engine=Rust", "option.engine=OnnxRuntime", "engine=pytorch"])
