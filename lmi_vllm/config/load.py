@@ -216,6 +216,13 @@ class _Load:
         for extra in others:
             extra.check(server, self.sources, self.report.fail)
         report_hidden(self.model.layers, self.report)
+        if model.lora_modules and not model.enable_lora:
+            modules, enabled = model.details.lora_modules, model.details.enable_lora
+            self.report.fail(
+                f"{modules.label} needs enable_lora=true; it is false ({enabled.origin})",
+                modules,
+                enabled,
+            )
         if server.job_queue_size < model.max_rolling_batch_size:
             queue = server.details.job_queue_size
             batch = model.details.max_rolling_batch_size

@@ -11,6 +11,7 @@ __all__ = ["MASK", "is_secret", "mask_text", "mask_urls", "mask_value"]
 _SECRET_WORDS: Final = frozenset(
     {"token", "secret", "key", "pass", "password", "credentials"}
     | {"credential", "passwd", "apikey", "authtoken"}  # as other tools spell them
+    | {"keys", "secrets", "passwords", "apikeys"}
 )
 _OF_THE_MODEL: Final = re.compile(
     r"(?:^|_)per_token(?:$|_)|_token_(?:threshold|ids?$|index$|prob$|budgets$|dropout$)|"

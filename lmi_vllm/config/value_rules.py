@@ -153,7 +153,8 @@ def resolve_address(
     value = str(configured.value)
     if value.startswith("unix:"):
         asked = (command_line.host, command_line.port, environ.get("SAGEMAKER_BIND_TO_PORT"))
-        if asked in ((None, None, None), (None, None, "")):
+        is_flag = configured.origin.kind is OriginKind.FLAG  # --uds comes first, as in vLLM
+        if is_flag or asked in ((None, None, None), (None, None, "")):
             return configured
         value = ""  # a platform that sets a host or port connects only there
     parsed = read_address(value)

@@ -149,6 +149,9 @@ def test_variables_that_are_not_read_are_named(
         ([MODEL, "--model", "/other"], "names another model"),
         (["--max-model-len", "many"], "--max-model-len many"),
         (["--lora-modules", "nothing"], "lora_modules"),
+        (["--no-enable-lora", "--lora-modules", "a=/x"], "needs enable_lora=true"),
+        (["--tool-server", "demo"], "--tool-server demo is not possible here"),
+        (["--api-key", ""], "a value is needed"),
     ],
 )
 def test_flags_that_cannot_be_used_are_errors(
@@ -166,3 +169,17 @@ def test_api_key_of_a_flag_is_never_printed(
     assert settings.server.lmi_api_key == "s3cret-key"
     assert "s3cret" not in settings.server.details.lmi_api_key.stated
     assert "s3cret" not in " ".join((*settings.warnings, *settings.errors))
+
+
+def test_socket_of_a_flag_comes_before_a_port(started: Started) -> None:
+    """As in vLLM: a private socket never becomes an open port."""
+    settings = started([MODEL, "--port", "8000", "--host", "0.0.0.0", "--uds", "/run/a.sock"])
+    assert settings.server.inference_address == "unix:/run/a.sock"
+
+
+def test_adapters_of_tgi_are_registered(started: Started) -> None:
+    """NAME=SOURCE as here; a hub id alone is a warning with the way."""
+    environ = {"MODEL_ID": "acme/base", "NUM_SHARD": "1", "LORA_ADAPTERS": "a=/x,b=/y"}
+    assert started([], environ).model.lora_modules == {"a": "/x", "b": "/y"}
+    settings = started([], {**environ, "LORA_ADAPTERS": "acme/adapter"})
+    assert any("LORA_ADAPTERS" in warning for warning in settings.warnings)

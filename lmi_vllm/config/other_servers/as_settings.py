@@ -65,6 +65,8 @@ class _Found:
             self.warnings.append(f"{source} has no effect: {replacement.why}")
         else:
             self.set(replacement.key, replacement.text, written)
+            if replacement.why:
+                self.warnings.append(f"{source} becomes {replacement.key}: {replacement.why}")
 
     def set(self, key: str, text: str, written: str) -> None:
         """Set an option, a key of serving.properties, or a variable of ours."""
@@ -156,6 +158,8 @@ def from_tgi(environ: Mapping[str, str], options: OptionTable) -> OtherSettings:
     for source, replacement in pair_replacements(environ):
         found.add(replacement, source, source.partition("=")[0])
     found.set(f"{FILE_PREFIX}tgi_compat", "true", "MODEL_ID")
+    if not environ.get("MAX_CONCURRENT_REQUESTS"):
+        found.set("job_queue_size", "128", "TGI's default")
     return found.done()
 
 

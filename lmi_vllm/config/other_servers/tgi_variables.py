@@ -100,7 +100,9 @@ def _tokenizer_config(text: str) -> Replacement:
 
 
 def _lora(text: str) -> Replacement:
-    """Convert the list of adapters: enabled, to be placed or registered by the user."""
+    """Convert the list of adapters: NAME=SOURCE is registered at the start, an id is not."""
+    if all("=" in item for item in text.split(",")):
+        return Replacement("option.lora_modules", text)
     why = (
         f"put the adapters ({text}) below adapters/ of the model directory, or register them with "
         f"POST /models/<model>/adapters; hub ids need LMI_ADAPTER_HUB=true"

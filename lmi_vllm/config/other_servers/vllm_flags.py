@@ -7,12 +7,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from lmi_vllm.config.other_servers.tgi_variables import TGI_VARIABLES
 from lmi_vllm.config.secrets import is_secret, mask_text
 from lmi_vllm.config.variable_names import closest
 from lmi_vllm.config.vllm_schema import VllmArgument, coerce, load_release
 
 _REPEATED: Final = ("middleware",)  # flags that may be given several times
 _SWITCHES: Final = ("bool", "flag")  # kinds without a value
+_WITHOUT_VALUE: Final = (*_SWITCHES, "bool_or_text")
 _SWITCH_WORDS: Final = ("true", "false")
 _LEVEL: Final = re.compile(r"-O=?(\w+)")
 SAGEMAKER_PREFIX: Final = "SM_VLLM_"
@@ -42,16 +44,17 @@ def read_flags(words: Sequence[str]) -> list[Flag]:
         rest.pop(0)
     if rest[:2] == ["-m", "vllm.entrypoints.openai.api_server"]:
         rest = rest[2:]
+    of_files: list[Flag] = []
     flags: list[Flag] = []
     positional: list[str] = []
     for written, texts in _grouped(rest):
         if not written:
             positional += texts
         elif written == "--config":
-            flags = [*_of_file(" ".join(texts)), *flags]  # the command line comes first
+            of_files += _of_file(" ".join(texts))
         else:
             flags.append(_flag(written, texts))
-    return _joined([*_positional(positional, flags), *flags])
+    return _joined([*of_files, *_positional(positional, flags), *flags])
 
 
 def _positional(words: Sequence[str], flags: Sequence[Flag]) -> Iterator[Flag]:
@@ -89,10 +92,12 @@ def _of_file(path: str) -> list[Flag]:
 
 
 def _of_entry(name: str, value: object) -> Flag | None:
-    """Return one entry of the file; vLLM passes over a switch that is false."""
+    """Return one entry of the file; None for a switch without a negative form that is off."""
     written = f"--{name.replace('_', '-')}"
-    if value is False:
-        return None
+    if value is False:  # vLLM makes --no-… of it
+        argument = _find(written, _name_of(written)[0])
+        is_bare = argument is not None and argument.kind == "flag"
+        return None if is_bare else _flag(f"--no-{written.removeprefix('--')}", [])
     texts: list[str] = []
     if isinstance(value, list):
         texts = [one if isinstance(one, str) else json.dumps(one) for one in value]
@@ -174,9 +179,10 @@ def _flag(written: str, texts: list[str]) -> Flag:
     if argument is None:
         known = [f"--{known.replace('_', '-')}" for known in _all_arguments()]
         problem = f"vLLM {load_release().release} has no such flag; {closest(written, known)}"
-        return Flag(
-            name, " ".join(texts), source, problem=problem, written=written, is_unknown=True
-        )
+        if name.upper() in TGI_VARIABLES:
+            problem = "it is a flag of TGI's launcher: lmi-vllm migrate --from tgi -- FLAGS"
+        # Its value is not shown: what a misspelt flag holds is not known.
+        return Flag(name, "", written, problem=problem, written=written, is_unknown=True)
     if key:
         text = " ".join(texts)
         value = text.split(",") if key.endswith("+") else _json_or_text(text)
@@ -188,6 +194,8 @@ def _checked(argument: VllmArgument, texts: list[str], source: str) -> Flag:
     """Return the flag; `problem` is set where vLLM could not parse its text."""
     is_engine = argument.name in load_release().passed
     text = _joined_text(argument, texts)
+    if not text and argument.kind not in _WITHOUT_VALUE:
+        return Flag(argument.name, text, source, is_engine, "a value is needed")
     try:
         coerce(argument, text)
     except ValueError as error:
@@ -257,7 +265,11 @@ def _find(written: str, name: str) -> VllmArgument | None:
     arguments = _all_arguments()
     if name in arguments and not (written.startswith("-") and not written.startswith("--")):
         return arguments[name]
-    return next((row for row in arguments.values() if written in row.also), None)
+    short = next((row for row in arguments.values() if written in row.also), None)
+    if short is not None or not written.startswith("--"):
+        return short
+    longer = [row for known, row in arguments.items() if known.startswith(name)]
+    return longer[0] if len(longer) == 1 else None  # argparse takes a prefix of one flag
 
 
 def read_variables(environ: Mapping[str, str]) -> list[Flag]:
@@ -268,12 +280,21 @@ def read_variables(environ: Mapping[str, str]) -> list[Flag]:
             continue
         name = variable.removeprefix(SAGEMAKER_PREFIX).lower()
         source = f"{variable}={mask_text(variable, text)}"
+        if name == "config":
+            of_file = _of_file(text)
+            flags += [replace(flag, written=f"{flag.written} ({variable})") for flag in of_file]
+            continue
         argument = _all_arguments().get(name)
-        if argument is None:
+        negated = _all_arguments().get(name.removeprefix("no_"))
+        if argument is None and name.startswith("no_") and negated is not None:
+            flag = _checked(negated, ["false"], source)
+        elif argument is None:
             known = [SAGEMAKER_PREFIX + known.upper() for known in _all_arguments()]
             problem = f"vLLM {load_release().release} has no such argument; "
             problem += closest(variable, known)
-            flag = Flag(name, text, source, problem=problem, is_unknown=True)
+            flag = Flag(name, "", variable, problem=problem, is_unknown=True)
+        elif not text and argument.kind not in _WITHOUT_VALUE:
+            continue  # an empty variable is an unset one
         elif argument.is_list and "," not in text and not text.startswith("["):
             flag = _checked(argument, text.split(), source)
         else:

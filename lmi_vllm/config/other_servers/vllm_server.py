@@ -32,6 +32,8 @@ def _credentials(text: str) -> Replacement:
 def _api_key(text: str) -> Replacement:
     """Convert the key; several have their place in a file."""
     keys = words(text)
+    if not keys or not all(keys):
+        return refused("a key is needed: an empty one would open the server")(text)
     if len(keys) == 1:
         return variable("LMI_API_KEY", keys[0])
     return refused("several keys stand in a file, a line each: LMI_API_KEY_FILE")(text)
@@ -57,6 +59,7 @@ FRONT_END: Final[Mapping[str, Converter]] = MappingProxyType(
     }
 )
 _SERVER_SETTINGS: Final = MappingProxyType({"shutdown_timeout": "SERVING_SHUTDOWN_TIMEOUT"})
+_OPTIONS: Final = MappingProxyType({"model": "model_id"})
 _OTHER: Final = not_needed("it belongs to vLLM's own HTTP server, which this server replaces")
 
 
@@ -64,15 +67,15 @@ def replacement_of(flag: Flag, flags: Sequence[Flag], options: OptionTable) -> R
     """Return what one flag of vLLM becomes."""
     if flag.problem:
         return Replacement(None, why=flag.problem, is_refused=True)
-    if flag.name == "model":
-        return Replacement("option.model_id", flag.text)
+    if flag.name in FRONT_END:
+        return FRONT_END[flag.name](flag.text)
     if flag.name in _SERVER_SETTINGS:  # vLLM's engine has it, and here the server does it
         return variable(_SERVER_SETTINGS[flag.name], flag.text)
-    if flag.is_engine or options.find(flag.name) is not None:
-        return Replacement(f"option.{flag.name}", flag.text)
-    if flag.name in ("host", "port", "uds"):
+    if flag.name in ("host", "port"):
         return variable("SERVING_INFERENCE_ADDRESS", vllm_address(flags))
-    return FRONT_END.get(flag.name, _OTHER)(flag.text)
+    if flag.is_engine or options.find(flag.name) is not None:
+        return Replacement(f"option.{_OPTIONS.get(flag.name, flag.name)}", flag.text)
+    return _OTHER(flag.text)
 
 
 def vllm_address(flags: Sequence[Flag]) -> str:
@@ -81,4 +84,6 @@ def vllm_address(flags: Sequence[Flag]) -> str:
     if "uds" in given:
         return f"unix:{given['uds']}"
     scheme = "https" if given.keys() & {"ssl_keyfile", "ssl_certfile"} else "http"
-    return f"{scheme}://{given.get('host') or '0.0.0.0'}:{given.get('port') or '8000'}"
+    host = given.get("host") or "0.0.0.0"
+    host = f"[{host}]" if ":" in host and not host.startswith("[") else host
+    return f"{scheme}://{host}:{given.get('port') or '8000'}"

@@ -129,6 +129,7 @@ def test_variables_of_tgi_are_settings() -> None:
         "option.tensor_parallel_degree": "2",
         "option.quantize": "awq",
         "option.tgi_compat": "true",
+        "job_queue_size": "128",
         "SERVING_INFERENCE_ADDRESS": "http://0.0.0.0:80",
     }
 

@@ -6,7 +6,7 @@ import pytest
 
 from lmi_vllm.config import vllm_schema
 from lmi_vllm.config.other_servers import vllm_flags
-from lmi_vllm.config.other_servers.vllm_flags import read_flags
+from lmi_vllm.config.other_servers.vllm_flags import read_flags, read_variables
 from lmi_vllm.config.vllm_schema import read_release
 
 RECORDS = Path(vllm_schema.__file__).parent / "data"
@@ -53,6 +53,7 @@ def test_flag_of_a_later_release_is_not_known(monkeypatch: pytest.MonkeyPatch) -
             "-cc.cudagraph_capture_sizes+ 1,2",
             {"compilation_config": '{"cudagraph_capture_sizes": ["1", "2"]}'},
         ),
+        ("--max-mod 300 /m", {"max_model_len": "300", "model": "/m"}),
         ("vllm serve /m --enforce-eager", {"model": "/m", "enforce_eager": "true"}),
         ("--enforce-eager /m", {"model": "/m", "enforce_eager": "true"}),
         ("--enable-lora true /m", {"model": "/m", "enable_lora": "true"}),
@@ -74,7 +75,10 @@ def test_words_belong_to_the_flag_that_takes_them(words: str, expected: dict[str
         ("/m --model /n", "--model /n names another model"),
         ("/m /n", "only one word without a flag is read, the model (/m)"),
         ("--no-such-flag 3 4", "has no such flag"),
-        ("--max-model-len", "the value cannot be used"),
+        ("--max-model-len", "a value is needed"),
+        ("--served-model-name --port 1", "a value is needed"),
+        ("--model-id m", "migrate --from tgi"),
+        ("--api-keys s3cret", "has no such flag"),
         ("--config /no/such/file", "cannot be read: No such file"),
     ],
 )
@@ -93,6 +97,40 @@ def test_file_of_flags_comes_before_the_command_line(tmp_path: Path) -> None:
     flags = {flag.name: flag for flag in read_flags(["--config", str(file), "--seed", "8"])}
     assert {name: flag.text for name, flag in flags.items()} == {
         "model": "/m", "max_model_len": "64", "enable_lora": "true", "seed": "8",
-        "served_model_name": '["a", "b"]', "hf_overrides": '{"x": 1}',
+        "served_model_name": '["a", "b"]', "hf_overrides": '{"x": 1}', "enforce_eager": "false",
     }  # fmt: skip
     assert flags["max_model_len"].written == f"--max-model-len of {file}"
+
+
+def test_model_of_the_command_line_comes_before_the_file_s(tmp_path: Path) -> None:
+    """As in vLLM; what is off in the file is off."""
+    file = tmp_path / "config.yaml"
+    file.write_text("model: /other\nenable-prefix-caching: false\nheadless: false\n")
+    flags = read_flags(["/m", "--config", str(file)])
+    assert {flag.name: (flag.text, flag.problem) for flag in flags} == {
+        "model": ("/m", ""),
+        "enable_prefix_caching": ("false", ""),
+    }
+
+
+def test_value_of_an_unknown_flag_is_not_repeated() -> None:
+    """It may be a misspelt key."""
+    (flag,) = read_flags(["--api_keys", "s3cret"])
+    assert "s3cret" not in f"{flag.source} {flag.problem} {flag.text}"
+
+
+def test_variables_may_negate_a_switch_and_name_a_file(tmp_path: Path) -> None:
+    """As the flags that SageMaker's entry point makes of them."""
+    file = tmp_path / "config.yaml"
+    file.write_text("seed: 7\n")
+    environ = {
+        "SM_VLLM_NO_ENABLE_PREFIX_CACHING": "",
+        "SM_VLLM_CONFIG": str(file),
+        "SM_VLLM_DTYPE": "",
+    }
+    flags = read_variables(environ)
+    assert {flag.name: flag.text for flag in flags} == {
+        "enable_prefix_caching": "false",
+        "seed": "7",
+    }
+    assert "SM_VLLM_CONFIG" in flags[1].written
