@@ -100,6 +100,12 @@ def load_release() -> VllmRelease:
     return read_release(newest)
 
 
+def vllm_argument_names() -> frozenset[str]:
+    """Every argument of `vllm serve`, the engine's and its HTTP server's."""
+    release = load_release()
+    return frozenset((*release.passed, *release.front_end))
+
+
 def read_release(record: Path) -> VllmRelease:
     """The record of one release."""
     data = json.loads(record.read_text(encoding="utf-8"))

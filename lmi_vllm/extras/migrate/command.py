@@ -12,7 +12,7 @@ from lmi_vllm.config.other_servers.tgi_variables import TGI_PAIRS, TGI_VARIABLES
 from lmi_vllm.config.properties import PropertiesFile, read_properties
 from lmi_vllm.errors import ConfigurationError
 from lmi_vllm.extras.migrate.carried import carry, report_unread
-from lmi_vllm.extras.migrate.environment_files import read_environment
+from lmi_vllm.extras.migrate.environment_files import flags_in, read_environment
 from lmi_vllm.extras.migrate.migration import (
     Migration,
     SourceServer,
@@ -66,7 +66,10 @@ def run(
     migration = _migrate(server, variables, file, flags, configuration)
     carry(migration, variables, _read_names(migration, variables, file), is_given=is_given)
     report_unread(migration, [name for name, text in found.items() if text is None])
-    if not migration.has_read:
+    if is_given and (unread := flags_in(arguments.environment)):
+        why = "arguments of a command are not read from a file: give them as migrate -- ARGUMENTS"
+        migration.steps.append(Step(StepOutcome.REFUSED, " ".join(unread), why=why))
+    elif not migration.has_read:
         return _nothing_read(arguments)
     report_defaults(migration, variables, file)
     if arguments.output:

@@ -13,12 +13,15 @@ from typing import Any, Final
 
 import yaml
 
+from lmi_vllm.config.other_servers.tgi_variables import TGI_VARIABLES
+from lmi_vllm.config.vllm_schema import vllm_argument_names
 from lmi_vllm.errors import ConfigurationError
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
 _MAPS: Final = ("Environment", "environment", "env", "Env", "EnvironmentVariables")
 _BOMS: Final = ((b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16"), (b"\xef\xbb\xbf", "utf-8-sig"))
 Variables = dict[str, str | None]
+_FLAG: Final = re.compile(r"(?<![\w-])--[a-z][\w-]+")
 _LINE: Final = re.compile(r"(export )?[A-Z][A-Za-z0-9_.]*=")
 
 
@@ -28,6 +31,26 @@ def read_environment(path: str) -> Variables:
     Raises:
         ConfigurationError: it cannot be read.
     """
+    text = _read(path)
+    for form in _FORMS:
+        if found := form(text):
+            return found
+    return {}
+
+
+def flags_in(path: str) -> list[str]:
+    """Return the flags of vLLM's and TGI's servers in a file, outside comments.
+
+    They are arguments of a container's command, which are not read as variables.
+    """
+    lines = (line for line in _read(path).splitlines() if not line.lstrip().startswith("#"))
+    words = dict.fromkeys(_FLAG.findall("\n".join(lines)))
+    known = {f"--{name.replace('_', '-')}" for name in vllm_argument_names()}
+    known |= {f"--{name.lower().replace('_', '-')}" for name in TGI_VARIABLES}
+    return [word for word in words if word.replace("_", "-") in known]
+
+
+def _read(path: str) -> str:
     try:
         content = Path(path).read_bytes()
         encoding = next((name for bom, name in _BOMS if content.startswith(bom)), "utf-8")
@@ -37,10 +60,7 @@ def read_environment(path: str) -> Variables:
     except UnicodeDecodeError as error:
         reason = f"{path} is not text in UTF-8 or UTF-16: {error.reason}"
         raise ConfigurationError([reason]) from error
-    for form in _FORMS:
-        if found := form(text):
-            return found
-    return {}
+    return text
 
 
 def _from_document(text: str) -> Variables:

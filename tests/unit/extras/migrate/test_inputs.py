@@ -156,3 +156,27 @@ def test_flags_of_tgis_launcher_are_read(
     assert expected.items() <= document["properties"].items()
     code, document = run(capsys, *words, "--bogus", "1")
     assert (code, document["refused"][0]["source"]) == (2, "--bogus")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "docker run -e HF_TOKEN=hf_x vllm/vllm-openai --model acme/x --max-model-len 64\n",
+        "docker run text-generation-inference:3 --model-id acme/x --num-shard 2\n",
+        'services:\n  s:\n    environment: {A: b}\n    command: ["--model", "acme/x"]\n',
+        "FROM x\nENV HF_TOKEN=hf_x\nCMD vllm serve acme/x --max-model-len 64\n",
+    ],
+)
+def test_arguments_of_a_command_are_named(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are not variables; a result without them would be another server."""
+    file = tmp_path / "file"
+    file.write_text(text)
+    parser = argparse.ArgumentParser()
+    migrate.add_arguments(parser, CONFIGURATION)
+    arguments = parser.parse_args(["--environment", str(file)])
+    assert migrate.run(arguments, {}, CONFIGURATION) == 2
+    shown = capsys.readouterr().out
+    assert "--model" in shown or "--max-model-len" in shown
+    assert "arguments of a command are not read" in shown
