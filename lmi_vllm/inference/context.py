@@ -134,18 +134,22 @@ class RequestContext:
             check()
         self.adapters = tuple([await self._hold(name) if name else None for name in names])
 
-    def check_model(self, payload: dict[str, Any]) -> None:
+    def check_model(self, payload: Mapping[str, Any]) -> None:
         """Check `model` beside `inputs`, where it may name an adapter.
 
         Raises:
+            PayloadError: it is no name at all; the base model would answer.
             UnknownAdapterError: it is no name of the served model; that would answer instead.
         """
         profile, model = self.runtime.profile, payload.get("model")
-        if not profile.enable_lora or not isinstance(model, str) or any(self.adapters):
+        if not profile.enable_lora or model is None or any(self.adapters):
             return
         known = (*profile.served_names, "", *(ANY_MODEL if profile.tgi_compat else ()))
-        if model not in known and not _chosen(self.call, _with_named(payload, profile)):
-            raise UnknownAdapterError(model)
+        if model in known or _chosen(self.call, _with_named(payload, profile)):
+            return
+        if not isinstance(model, str):
+            raise PayloadError("model: expected the name of an adapter or of the served model")
+        raise UnknownAdapterError(model)
 
     def _base_name(self, model: object) -> str:
         """Return the served model's name if `model` is, or may be, an adapter's."""
@@ -265,7 +269,7 @@ def _may_have_code(name: str | None, adapters: AdapterRegistry) -> bool:
     return name not in adapters or adapters.describe(name).hooks.are_some
 
 
-def _with_named(payload: dict[str, Any], profile: ServingProfile) -> dict[str, Any]:
+def _with_named(payload: Mapping[str, Any], profile: ServingProfile) -> Mapping[str, Any]:
     """Return the payload with the adapter that `parameters` of LMI or TGI name as `adapters`."""
     parameters = payload.get("parameters")
     if "adapters" in payload or "inputs" not in payload or not isinstance(parameters, dict):

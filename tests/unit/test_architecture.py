@@ -58,7 +58,7 @@ LIBRARIES = {
     r"|management|tgi|vllm_adapters)/\w+)\.py",
     "pydantic_settings": r"config/(settings|raw_source|options/row)\.py",
     "pydantic": r"config/(settings|raw_source|options/row)\.py|inference/request/parameters\.py"
-    r"|(engine/vllm/(configuration|openai|routes)|extras/seq2seq/requests)\.py",
+    r"|(engine/vllm/(configuration|openai|routes)|extras/(seq2seq/requests|vllm_adapters/routes))\.py",
     "boto3": AWS,
     "botocore": AWS,
     "huggingface_hub": r"extras/hub/\w+\.py",

@@ -72,6 +72,19 @@ async def test_base_model_answers_for_no_unknown_name(
     assert not engine.jobs
 
 
+@pytest.mark.parametrize("model", [["json"], 5, {"a": 1}, True, False, 0.0, []], ids=str)
+@pytest.mark.parametrize("rest", [{}, {"stream": True}], ids=str)
+async def test_base_model_answers_for_no_model_that_is_no_name(
+    lora: TestClient, engine: ScriptedEngine, model: object, rest: dict[str, Any]
+) -> None:
+    """A client that sends one means some adapter."""
+    body = {"inputs": "x", "model": model, **rest}
+    status, answer = await call(lora, "POST", "/invocations", json=body)
+    assert status == 424
+    assert "model: expected the name of an adapter or of the served model" in str(answer)
+    assert not engine.jobs
+
+
 async def test_list_of_adapters_may_stand_in_parameters(
     lora: TestClient, engine: ScriptedEngine
 ) -> None:

@@ -20,6 +20,7 @@ from lmi_vllm.web.request import OPTIONS, SERVICE, RouteGroup, Routes, check_met
 
 ADAPTER_FIELDS: Final = ("name", "src", "preload", "pin")
 WAIT: Final = "wait"  # for every replica
+FLAGS: Final = ("preload", "pin", WAIT)
 
 
 def _add(app: web.Application) -> None:
@@ -42,7 +43,7 @@ async def adapters(request: web.Request) -> web.Response:
     registry = adapter_registry(request)
     if request.method in READ_METHODS:
         return page_answer("adapters", [_shown(item) for item in registry], request.query)
-    given = await given_arguments(request, ADAPTER_FIELDS)
+    given = _with_flags(await given_arguments(request, ADAPTER_FIELDS))
     for name in ("name", "src"):
         if not given.get(name):
             raise BadParameterError(f"The parameter {name} is required")
@@ -51,8 +52,8 @@ async def adapters(request: web.Request) -> web.Response:
     adapter = Adapter(
         name=given["name"],
         src=given["src"],
-        preload=_flag(given.get("preload", True)),
-        pin=_flag(given.get("pin", False)),
+        preload=given.get("preload", True),
+        pin=given.get("pin", False),
         options=_options(given),
     )
     alias = _alias(request)
@@ -72,8 +73,9 @@ async def one_adapter(request: web.Request) -> web.Response:
     name, alias = request.match_info["name"], _alias(request)
     if request.method in READ_METHODS:
         return json_answer(_shown(registry.describe(name, alias)))
+    given = _with_flags(request.query)
     await registry.remove(name, request.app[SERVICE].profile.predict_timeout, alias)
-    return await _changed(registry, name, request.query, f"{alias or name} unregistered")
+    return await _changed(registry, name, given, f"{alias or name} unregistered")
 
 
 async def adapter_action(request: web.Request) -> web.Response:
@@ -86,7 +88,7 @@ async def adapter_action(request: web.Request) -> web.Response:
     name, alias = request.match_info["name"], _alias(request)
     await registry.refresh(name)
     registry.describe(name, alias)  # an unknown name is refused before its arguments
-    given = await given_arguments(request, ADAPTER_FIELDS)
+    given = _with_flags(await given_arguments(request, ADAPTER_FIELDS))
     seconds = request.app[SERVICE].profile.predict_timeout
     await registry.update(name, partial(_updated, given), seconds, alias)
     return await _changed(registry, name, given, f"{alias or name} updated")
@@ -97,8 +99,8 @@ def _updated(given: Mapping[str, Any], current: Adapter) -> Adapter:
     return replace(
         current,
         src=str(given.get("src") or current.src),
-        preload=_flag(given.get("preload", current.preload)),
-        pin=_flag(given.get("pin", current.pin)),
+        preload=given.get("preload", current.preload),
+        pin=given.get("pin", current.pin),
         options=MappingProxyType({**current.options, **_options(given)}),
     )
 
@@ -136,9 +138,21 @@ def _options(given: Mapping[str, Any]) -> Mapping[str, str]:
     )
 
 
-def _flag(value: object) -> bool:
-    """Read upstream's booleans: true in any case is true, everything else false."""
-    return str(value).lower() == "true"
+def _with_flags(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the arguments with true and false, in any case, as booleans; null is left out.
+
+    Raises:
+        BadParameterError: a flag is anything else, which LMI takes for false.
+    """
+    read = {name: value for name, value in given.items() if name not in FLAGS}
+    for name in FLAGS:
+        if (value := given.get(name)) is None:
+            continue
+        text = str(value).lower()
+        if text not in ("true", "false"):
+            raise BadParameterError(f"The parameter {name} must be true or false")
+        read[name] = text == "true"
+    return read
 
 
 async def _changed(
@@ -149,7 +163,7 @@ async def _changed(
     No error: what is done here stands, and a proxy would repeat the call on another server.
     """
     status = {"status": f"Adapter {done}"}
-    if registry.hooks.sharing is None or not _flag(given.get(WAIT)):
+    if registry.hooks.sharing is None or not given.get(WAIT):
         return json_answer(status)
     unconfirmed = dict(await registry.hooks.sharing.confirm(name))
     if not unconfirmed:

@@ -43,7 +43,7 @@ def parse_pooling_request(
 ) -> PoolingRequest:
     """Return the request of a payload on a model that does not generate.
 
-    With `inputs` a `model` that names no adapter is ignored, as for generation.
+    Beside `inputs` a `model` counts if it names an adapter; others were checked before.
 
     Raises:
         PayloadError: it asks for generation, or for nothing that such a model does.

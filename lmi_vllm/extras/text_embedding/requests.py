@@ -85,11 +85,14 @@ class TextStep(RequestStep):
 
         Raises:
             PayloadError: one text of a pair is missing, or a value cannot be embedded.
+            UnknownAdapterError: `model` names what is not there.
         """
         task = context.runtime.profile.task
         if task == GENERATE:
             return None
         pairs = read_pairs(payload) if task == "classify" else None
+        if pairs is not None or "inputs" in payload:
+            context.check_model(payload)
         if pairs is None:
             prepared = self._pooled(context, payload)
         else:

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import orjson
 from aiohttp import web
+from pydantic import TypeAdapter, ValidationError
 
 from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.adapters.registry import AdapterRegistry
@@ -23,6 +24,8 @@ from lmi_vllm.web.inference_routes import read_body
 from lmi_vllm.web.request import OPTIONS, SERVICE, RouteGroup, Routes
 
 Fields = dict[str, Any]
+
+_FLAG: Final = TypeAdapter(bool)  # "true" and 1 are true, as in vLLM's LoadLoRAAdapterRequest
 
 
 class _RefusalError(Exception):
@@ -69,7 +72,7 @@ async def _load(registry: AdapterRegistry, service: InferenceService, given: Fie
     if name in service.profile.served_names:
         raise _RefusalError(f"The lora adapter '{name}' conflicts with a served base model.")
     await registry.refresh(name, is_searched=False)
-    is_in_place, is_found = given.get("load_inplace") is True, registry.is_from_store(name)
+    is_in_place, is_found = _is_in_place(given), registry.is_from_store(name)
     if name in registry and not is_found and not is_in_place:
         raise _RefusalError(
             f"The lora adapter '{name}' has already been loaded. If you want to load the adapter "
@@ -84,6 +87,14 @@ async def _load(registry: AdapterRegistry, service: InferenceService, given: Fie
     except ManagementError as error:
         raise _load_refusal(error, name, path) from error
     return f"Success: LoRA adapter '{name}' added successfully."
+
+
+def _is_in_place(given: Fields) -> bool:
+    try:
+        return _FLAG.validate_python(given.get("load_inplace", False))
+    except ValidationError as error:
+        text = f"load_inplace: {error.errors()[0]['msg']}"
+        raise _RefusalError(text, kind="BadRequestError") from None
 
 
 def _load_refusal(error: ManagementError, name: str, path: str) -> _RefusalError:

@@ -62,7 +62,7 @@ async def test_adapter_life_has_documented_bodies(lora: TestClient, prefix: str)
         ("GET", "/adapters/fr/update", 405, "Requested method is not allowed"),
         ("POST", "/adapters/fr/rename", 404, "Requested resource is not found"),
         ("GET", "/adapters?limit=many", 400, "must be whole numbers"),
-        ("POST", "/adapters?name=fr&src=/a/fr&pin=true&preload=no", 424, "impossible to pin"),
+        ("POST", "/adapters?name=fr&src=/a/fr&pin=true&preload=false", 424, "impossible to pin"),
     ],
 )
 async def test_refusal_has_documented_status(
@@ -159,6 +159,43 @@ async def test_query_wins_over_body_field_by_field(lora: TestClient) -> None:
     body = {"name": "no", "src": "/from/body", "preload": False, "pin": "false"}
     assert (await call(lora, "POST", "/adapters?name=fr", json=body))[0] == 200
     shown = {"name": "fr", "src": "/from/body", "preload": False, "pin": False}
+    assert await call(lora, "GET", "/adapters/fr") == (200, shown)
+
+
+@pytest.mark.parametrize(
+    ("query", "body", "named"),
+    [
+        ("pin=1", None, "pin"),
+        ("pin=maybe", None, "pin"),
+        ("pin=", None, "pin"),
+        ("preload=2", None, "preload"),
+        ("preload=no", None, "preload"),
+        ("wait=1", None, "wait"),
+        ("", {"preload": 1}, "preload"),
+        ("", {"pin": ["true"]}, "pin"),
+    ],
+)
+async def test_flag_that_is_neither_true_nor_false_is_refused(
+    lora: TestClient, query: str, body: object, named: str
+) -> None:
+    """On every call that reads it, before anything is done."""
+    await register(lora, "fr")
+    refusal = f"The parameter {named} must be true or false"
+    for path in (f"/adapters?name=de&src=/a/de&{query}", f"/adapters/fr/update?{query}"):
+        status, answer = await call(lora, "POST", path, json=body)
+        assert (status, answer["message"]) == (400, refusal)
+    if named == "wait":
+        status, answer = await call(lora, "DELETE", f"/adapters/fr?{query}")
+        assert (status, answer["message"]) == (400, refusal)
+    _, listed = await call(lora, "GET", "/adapters")
+    assert listed["adapters"] == [{"name": "fr", "src": "/a/fr", "preload": True, "pin": False}]
+
+
+async def test_null_is_a_flag_left_out(lora: TestClient) -> None:
+    """As in a body of a client that writes all its fields."""
+    body = {"name": "fr", "src": "/a/fr", "preload": None, "pin": None}
+    assert (await call(lora, "POST", "/adapters", json=body))[0] == 200
+    shown = {"name": "fr", "src": "/a/fr", "preload": True, "pin": False}
     assert await call(lora, "GET", "/adapters/fr") == (200, shown)
 
 

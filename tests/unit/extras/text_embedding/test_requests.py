@@ -126,6 +126,22 @@ async def test_each_pair_takes_a_queue_slot(serve: ServeScripted) -> None:
     assert (await _ask(client, [PAIR] * 4))[0] == 200
 
 
+@pytest.mark.parametrize(
+    ("task", "body"),
+    [("embed", {"inputs": "a"}), ("classify", {"inputs": PAIR}), ("classify", PAIR)],
+    ids=["text", "pair in inputs", "pair"],
+)
+@pytest.mark.parametrize(
+    ("model", "status"), [("demo", 424), (["fr"], 424), ("lmi", 200), ("", 200), (None, 200)]
+)
+async def test_base_model_answers_for_no_other_model_beside_texts(
+    serve: ServeScripted, task: str, body: dict[str, object], model: object, status: int
+) -> None:
+    """While LoRA is on, as for generation."""
+    client = await _client(serve, ServingProfile(model_name="demo", task=task, enable_lora=True))
+    assert (await _ask(client, {**body, "model": model}))[0] == status
+
+
 @pytest.mark.parametrize("task", ["generate", "embed"])
 async def test_only_a_model_that_ranks_scores_pairs(serve: ServeScripted, task: str) -> None:
     """A pair means nothing to another model."""

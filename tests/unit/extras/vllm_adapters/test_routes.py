@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from lmi_vllm.extras.scripted.engine import ScriptedEngine
 from lmi_vllm.web.request import SERVICE
 from tests.conftest import ServeScripted
@@ -36,6 +38,29 @@ async def test_vllm_routes_have_vllm_texts(serve: ServeScripted, engine: Scripte
     assert (status, document["error"]["type"]) == (404, "NotFoundError")
     for wrong in ({}, {"lora_name": "fr"}, {"lora_name": "lmi", "lora_path": "/a"}):
         assert (await call(lora, "POST", load, json=wrong))[0] == 400
+
+
+@pytest.mark.parametrize("value", ["true", "TRUE", "1", "yes", 1, 1.0])
+async def test_load_in_place_is_read_as_by_vllm(serve: ServeScripted, value: object) -> None:
+    """Pydantic's booleans: text and numbers count, too."""
+    lora = await serve(LORA)
+    body = {"lora_name": "fr", "lora_path": "/a/fr"}
+    assert (await call(lora, "POST", "/v1/load_lora_adapter", json=body))[0] == 200
+    body = {**body, "load_inplace": value}
+    assert (await call(lora, "POST", "/v1/load_lora_adapter", json=body))[0] == 200
+
+
+@pytest.mark.parametrize("value", ["x", "", 2, None, [True], {}], ids=str)
+async def test_load_in_place_that_is_no_boolean_is_refused(
+    serve: ServeScripted, value: object
+) -> None:
+    """Also for a name that is new, where it would have no effect."""
+    lora = await serve(LORA)
+    body = {"lora_name": "fr", "lora_path": "/a/fr", "load_inplace": value}
+    status, answer = await call(lora, "POST", "/v1/load_lora_adapter", json=body)
+    assert status == 400
+    assert "load_inplace: Input should be a valid boolean" in answer["error"]["message"]
+    assert await call(lora, "GET", "/adapters") == (200, {"adapters": []})
 
 
 async def test_load_in_place_keeps_pin_and_options(
