@@ -55,6 +55,9 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
     "nested too deeply": ({"json": DEEP}, "nested too deeply"),
     "no grammar": ({"grammar": "root ::= ("}, "grammar"),
     "no regular expression": ({"regex": "(["}, "regex"),
+    "schema of itself": ({"json": {"$ref": "#"}}, "no text matches"),
+    "grammar of itself": ({"grammar": "root ::= root"}, "no text matches"),
+    "regular expression of no letter": ({"regex": r"[^\s\S]"}, "no text matches"),
 }
 
 

@@ -36,7 +36,7 @@ def walk(tried: TriedGrammar, steps: int) -> None:
     costs most), and random ones.
 
     Raises:
-        ValueError: one token cost too much, or would before the answer ends.
+        ValueError: no text matches, or one token cost too much, or would before the answer ends.
     """
     walks: list[Callable[[Any], Any]] = [
         _Persistent(),
@@ -64,7 +64,11 @@ class _Persistent:
 def _walk_once(
     tried: TriedGrammar, steps: int, choose: Callable[[Any], Any]
 ) -> tuple[list[float], bool]:
-    """Return the processor seconds of each token, and whether the walk came to an end."""
+    """Return the processor seconds of each token, and whether the walk came to an end.
+
+    Raises:
+        ValueError: the grammar allows no first token, and not the end of the answer either.
+    """
     import numpy as np  # noqa: PLC0415 - it comes with vLLM
 
     grammar = tried.grammar
@@ -78,9 +82,10 @@ def _walk_once(
         grammar.fill_bitmask(tried.bitmask, 0)
         cost = time.thread_time() - began
         bits = np.unpackbits(tried.bitmask.numpy().view(np.uint8), bitorder="little")
-        allowed = np.setdiff1d(
-            np.flatnonzero(bits[: len(tried.lengths)]), tried.ends, assume_unique=True
-        )
+        possible = np.flatnonzero(bits[: len(tried.lengths)])
+        if not costs and not len(possible):
+            raise ValueError("no text matches it")  # the engine would fail at its first token
+        allowed = np.setdiff1d(possible, tried.ends, assume_unique=True)
         if not len(allowed):
             break
         token = int(choose(allowed))

@@ -1,8 +1,16 @@
-"""Which grammars are too dear, told from the cost of each token of a try."""
+"""Which grammars are refused: too dear by the cost of each token of a try, or without any text."""
+
+from typing import Any
 
 import pytest
 
-from lmi_vllm.extras.grammar_trials.walks import MEAN_SECONDS, STEP_SECONDS, check_costs
+from lmi_vllm.extras.grammar_trials.walks import (
+    MEAN_SECONDS,
+    STEP_SECONDS,
+    TriedGrammar,
+    check_costs,
+    walk,
+)
 
 STEPS = 512
 
@@ -51,3 +59,46 @@ def test_few_tokens_give_no_growth_estimate() -> None:
 def test_grammar_is_not_refused_when_the_cpu_clock_stalls() -> None:
     """Processor time may be counted in coarse ticks, and a token cost nothing."""
     check_costs([0.0] * 100, STEPS, is_whole=False)
+
+
+class Scripted:
+    """A grammar of two tokens, 0 the end and 1 a letter: which may come at each step."""
+
+    def __init__(self, *steps: set[int]) -> None:
+        self.steps, self.step = steps, 0
+
+    def reset(self) -> None:
+        """Begin again."""
+        self.step = 0
+
+    def is_terminated(self) -> bool:
+        """Tell whether the script is at its end."""
+        return self.step == len(self.steps)
+
+    def fill_bitmask(self, bitmask: Any, row: int) -> None:
+        """Write which tokens may come."""
+        bitmask[row] = sum(1 << token for token in self.steps[self.step])
+
+    def accept_tokens(self, _request: str, tokens: list[int]) -> bool:
+        """Go on by one token."""
+        self.step += 1
+        return set(tokens) <= self.steps[self.step - 1]
+
+
+def walk_script(*steps: set[int]) -> None:
+    """Walk a grammar that allows these tokens at each step."""
+    np, torch = pytest.importorskip("numpy"), pytest.importorskip("torch")
+    bitmask = torch.full((1, 1), -1, dtype=torch.int32)
+    walk(TriedGrammar(Scripted(*steps), bitmask, np.array([1, 1]), np.array([0])), STEPS)
+
+
+def test_grammar_that_no_text_matches_is_refused() -> None:
+    """Neither a first token nor the end may come: the engine would fail at each request."""
+    with pytest.raises(ValueError, match="no text matches"):
+        walk_script(set())
+
+
+@pytest.mark.parametrize("steps", [[{0}], [{1}, {0}], [{0, 1}, {1}, {0}]])
+def test_grammar_of_an_empty_or_short_text_passes(steps: list[set[int]]) -> None:
+    """The empty text matches where only the end may come."""
+    walk_script(*steps)
