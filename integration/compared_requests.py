@@ -595,7 +595,9 @@ def _origins() -> Iterator[Request]:
     headers = {"Access-Control-Request-Headers": "content-type, authorization"}
     yield Request("preflight, headers", "OPTIONS", HOT[0], None, preflight | headers)
     for path in (*HOT, "/v1/messages"):
-        yield post("origin", path, BODIES[path], Origin="http://a.example")
+        yield post(
+            "origin", path, BODIES[path], Origin="http://a.example", Sec_Fetch_Site="same-origin"
+        )
 
 
 def _readers() -> Iterator[Request]:

@@ -229,10 +229,11 @@ def _origins() -> Iterator[Request]:
         for headers in ("content-type", "x-mine, Content-Type", "x-yours"):
             more = {"Access-Control-Request-Headers": headers}
             yield Request(f"asked by {name}, with {headers}", "OPTIONS", path, None, asked | more)
-        yield post(f"from {name}", path, TEXT, Origin=origin)
-        yield post(f"from {name}, stream", path, {**TEXT, "stream": True}, Origin=origin)
-        yield post(f"from {name}, refused", path, {**TEXT, "max_tokens": -1}, Origin=origin)
-        yield post(f"from {name}", "/v1/messages", CHAT, Origin=origin)
+        site = {"Origin": origin, "Sec_Fetch_Site": "same-origin"}  # else ours refuses it
+        yield post(f"from {name}", path, TEXT, **site)
+        yield post(f"from {name}, stream", path, {**TEXT, "stream": True}, **site)
+        yield post(f"from {name}, refused", path, {**TEXT, "max_tokens": -1}, **site)
+        yield post(f"from {name}", "/v1/messages", CHAT, **site)
     yield Request("options without an origin", "OPTIONS", path)
 
 

@@ -68,7 +68,7 @@ def test_model_that_cannot_start_leaves_room_for_another(
     (broken / "config.json").write_text((DEMO_MODEL_DIR / "config.json").read_text())
     (broken / "model.py").write_text("import nowhere\n")
     answer = call(url, f"/models?url={broken}", b"")
-    assert answer.status == 500
+    assert answer.status == 400
     assert "No module named 'nowhere'" in answer.json()["message"]
     scheduled = call(url, f"/models?url={broken}&synchronous=false", b"")
     assert scheduled.status == 202

@@ -11,7 +11,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
-from lmi_vllm.config.other_servers.as_settings import from_flags, split_words
+from lmi_vllm.config.other_servers.as_settings import split_words, variables_of_flags
 from lmi_vllm.config.properties import PropertiesFile
 from lmi_vllm.config.setting import CommandLine
 from lmi_vllm.config.settings import Settings
@@ -184,11 +184,11 @@ def words_of_both(
 def variables_to_serve(environ: Mapping[str, str], words: Sequence[str]) -> Mapping[str, str]:
     """Return the variables that must be set before `serve` imports a library that reads them.
 
-    `words` are those behind the verb: flags of vLLM's may stand for a variable of ours.
+    `words` are those behind the verb: flags of vLLM's may stand for a variable of ours. Nothing is
+    configured yet: features import prometheus_client, which reads its variable when it is imported.
     """
     from lmi_vllm.extras.front_ends.settings import variables
     from lmi_vllm.extras.hub.location import fast_transfer
 
-    found = from_flags(words, configuration().options).values
-    given = {**environ, **{raw.key: raw.text for raw in found if raw.key.isupper()}}
+    given = {**environ, **variables_of_flags(words)}
     return {**fast_transfer(given), **variables(given)}

@@ -49,3 +49,16 @@ def test_no_verb_shows_the_verbs(capsys: pytest.CaptureFixture[str]) -> None:
     assert ended.value.code == 0
     shown = capsys.readouterr().out
     assert all(f"\n    {verb} " in shown for verb in VERBS)
+
+
+def test_variables_are_set_before_their_library_is_imported() -> None:
+    """prometheus_client chooses when it is imported whether processes share their counts."""
+    code = (
+        "import sys; from lmi_vllm.assembly import variables_to_serve as found; "
+        "made = found({'LMI_FRONTEND_PROCESSES': '2'}, ['--max-model-len', '8']); "
+        "also = found({}, ['--api-server-count', '2']); "
+        "print('PROMETHEUS_MULTIPROC_DIR' in made, 'PROMETHEUS_MULTIPROC_DIR' in also, "
+        "'prometheus_client' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "True", "False"]

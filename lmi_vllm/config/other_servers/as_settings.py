@@ -18,7 +18,7 @@ from lmi_vllm.config.other_servers.tgi_variables import (
     pair_replacements,
 )
 from lmi_vllm.config.other_servers.vllm_flags import Flag, is_flag, read_flags, read_variables
-from lmi_vllm.config.other_servers.vllm_server import replacement_of
+from lmi_vllm.config.other_servers.vllm_server import FRONT_END, replacement_of
 from lmi_vllm.config.setting import FILE_PREFIX, OtherSettings, RawValue
 from lmi_vllm.messages import Origin, OriginKind
 
@@ -118,6 +118,13 @@ def from_flags(
         others = replace(others, values=(address, *others.values))
     is_tls = bool(names.keys() & {"ssl_keyfile", "ssl_certfile"})
     return replace(others, is_tls=is_tls, defaults=_vllm_defaults(names) if is_vllm else ())
+
+
+def variables_of_flags(words: Sequence[str]) -> dict[str, str]:
+    """Return the variables of this server that flags of vLLM's HTTP server stand for."""
+    flags = [flag for flag in read_flags(words) if flag.name in FRONT_END and not flag.problem]
+    found = [FRONT_END[flag.name](flag.text) for flag in flags]
+    return {one.key: one.text for one in found if one.key is not None and one.key.isupper()}
 
 
 def _vllm_defaults(names: Mapping[str, Flag]) -> tuple[RawValue, ...]:
