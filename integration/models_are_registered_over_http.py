@@ -70,6 +70,11 @@ def test_model_that_cannot_start_leaves_room_for_another(
     answer = call(url, f"/models?url={broken}", b"")
     assert answer.status == 400
     assert "No module named 'nowhere'" in answer.json()["message"]
+    # What only shows when the file is run.
+    (broken / "model.py").write_text("raise RuntimeError('nowhere to be found')\n")
+    answer = call(url, f"/models?url={broken}", b"")
+    assert answer.status == 500
+    assert "nowhere to be found" in answer.json()["message"]
     scheduled = call(url, f"/models?url={broken}&synchronous=false", b"")
     assert scheduled.status == 202
     assert scheduled.json() == {"status": 'Model "broken" registration scheduled.'}
