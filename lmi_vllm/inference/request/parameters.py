@@ -54,9 +54,10 @@ def _strings(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
-Whole = Annotated[int, BeforeValidator(_whole, json_schema_input_type=int | str)]
+# Texts of numbers are taken, too; the description of the API has the bounds of a number.
+Whole = Annotated[int, BeforeValidator(_whole)]
 TokenId = Annotated[int, BeforeValidator(_whole), Field(ge=0, le=INT32_MAX)]
-Number = Annotated[float, BeforeValidator(_number, json_schema_input_type=float | str)]
+Number = Annotated[float, BeforeValidator(_number)]
 Strings = Annotated[list[str], BeforeValidator(_strings, json_schema_input_type=list[str] | str)]
 
 

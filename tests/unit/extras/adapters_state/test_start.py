@@ -40,7 +40,7 @@ class Running:
 
     service: InferenceService
     settings: Settings
-    events: ServerEvents = field(default_factory=ServerEvents)
+    events: ServerEvents = field(default_factory=lambda: ServerEvents(SOURCES))
     refused: set[str] = field(default_factory=set)
     gate: threading.Event | None = None  # what sources wait for
 

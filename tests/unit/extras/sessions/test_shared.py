@@ -21,6 +21,7 @@ from lmi_vllm.extras.sessions.sessions import (
     shared_sessions,
 )
 from lmi_vllm.extras.sessions.start import copy_sessions
+from tests.support.assembled import SOURCES
 from tests.support.s3_server import BUCKET, Refusal, S3Server
 
 URL = f"s3://{BUCKET}/kept"
@@ -51,7 +52,7 @@ def replica(
     """Return what makes the sessions of a replica with a disk of its own."""
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setattr(sessions, "STORE_SECONDS", 60.0)  # for a busy machine
-    shared = shared_sessions(URL, empty_store.environ)
+    shared = shared_sessions(URL, empty_store.environ, SOURCES)
     assert shared is not None
     return lambda name: Sessions(tmp_path / name, 60, shared=shared, now=clock)
 
@@ -96,7 +97,7 @@ async def test_session_that_one_closes_is_closed_on_all(
     session, other = await create(a), await create(a)
     await b.check(session)
     await b.answer({REQUEST_TYPE: CLOSE}, session)
-    await copy_sessions(a, URL, empty_store.environ)
+    await copy_sessions(a, URL, empty_store.environ, SOURCES)
     with pytest.raises(PayloadError, match="session not found"):
         await replica("c").check(session)
     with pytest.raises(PayloadError, match="session not found"):
@@ -121,7 +122,7 @@ async def test_unavailable_store_keeps_local_sessions(
     empty_store.refusal = None
     await a.check(own)
     await a.check(elsewhere)
-    await copy_sessions(a, URL, empty_store.environ)
+    await copy_sessions(a, URL, empty_store.environ, SOURCES)
     await b.check(own)
 
 
@@ -165,7 +166,7 @@ async def is_found(at: Sessions, session: dict[str, str]) -> bool:
 
 async def test_clocks_that_differ_close_no_session(tmp_path: Path, empty_store: S3Server) -> None:
     """The time of the creation counts on all; a server whose clock is ahead removes only files."""
-    shared = shared_sessions(URL, empty_store.environ)
+    shared = shared_sessions(URL, empty_store.environ, SOURCES)
     behind, ahead = Clock(), Clock()
     ahead.now = behind.now + 600
     a, b = (
