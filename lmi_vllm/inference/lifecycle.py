@@ -116,6 +116,7 @@ class Lifecycle:
         # Called with the fault of each error answer, or with its status if the error is not ours.
         self.on_failure: list[Callable[[Fault | int], None]] = []
         self._is_marked_unhealthy = False
+        self._was_ready = False
         self._hides_failure = False
         self._is_registered = False
         self._subscribers: list[Callable[[State], None]] = []
@@ -124,6 +125,11 @@ class Lifecycle:
     def is_serving(self) -> bool:
         """Whether there is a model and it answers requests."""
         return self.has_model and self.state is State.HEALTHY
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the model can still become ready without a restart of the process."""
+        return self.state is not State.FAILED and not self._is_marked_unhealthy
 
     def note_failure(self, cause: Fault | int) -> None:
         """Report the fault, or the status, of an answer to `on_failure`."""
@@ -167,6 +173,7 @@ class Lifecycle:
             if self.state is State.PENDING:
                 self.start.end()
             self.state = state
+            self._was_ready = self._was_ready or state is State.HEALTHY
             for on_state in self._subscribers:
                 on_state(state)
 
@@ -196,6 +203,15 @@ class Lifecycle:
             self.state is State.PENDING and self._is_registered
         )
         return (200 if is_fine or is_hidden else 503), {self.model_name: entry}
+
+    def health(self) -> tuple[int, dict[str, Any]]:
+        """Return the status and body of `/health`, as of `vllm serve`: 200 while it is alive.
+
+        vLLM opens its port once the model is loaded, and probes wait for that: before the model was
+        ready for the first time it is that of `/ping`.
+        """
+        status, body = self.ping()
+        return (200 if self._was_ready and self.is_alive else status), body
 
     def check_ready(self) -> None:
         """Check that requests may be admitted.

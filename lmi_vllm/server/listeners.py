@@ -162,6 +162,7 @@ def web_options(settings: Settings, parts: RouteParts) -> WebOptions:
         max_request_size=server.max_request_size,
         request_id_header=server.request_id_header_key,
         api_keys=api_keys(server),
+        is_health_liveness=server.lmi_health_route == "liveness",
         allows_handler_override=server.allow_request_handler_override,
         prefix=parts.make_prefix(settings),
         groups=parts.groups,

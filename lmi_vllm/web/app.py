@@ -10,7 +10,7 @@ from aiohttp import web
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.web.connection import ClientTimeouts, WriteBatch
 from lmi_vllm.web.engine_routes import add_openai_routes
-from lmi_vllm.web.inference_routes import add_inference_routes
+from lmi_vllm.web.inference_routes import add_health_routes, add_inference_routes
 from lmi_vllm.web.management_routes import add_front_page, add_management_routes
 from lmi_vllm.web.middleware import REQUEST_ID_HEADER, Router, add_headers, request_middleware
 from lmi_vllm.web.request import (
@@ -41,6 +41,7 @@ class WebOptions:
     max_request_size: int = 64 << 20  # bytes
     request_id_header: str = REQUEST_ID_HEADER  # the request's id; answers always use x-request-id
     api_keys: tuple[str, ...] = ()
+    is_health_liveness: bool = True  # `/health` as of vllm serve; else as `/ping`
     routes: Routes = Routes.ALL
     default_accept: str = ""  # of /invocations and similar routes, if a request asks for none
     allows_handler_override: bool = False  # LMI's switch: without it a `handler` property is 400
@@ -70,6 +71,7 @@ def _add_routes(app: web.Application) -> None:
     """Register every configured route: inference, then extras' routes."""
     options = app[OPTIONS]
     app[GROUPS] = options.groups
+    add_health_routes(app)
     if options.routes is not Routes.MANAGEMENT:
         add_inference_routes(app)
     for group in app[GROUPS]:

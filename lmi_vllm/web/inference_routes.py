@@ -12,7 +12,6 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from lmi_vllm.errors import BadParameterError, PayloadError
-from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.inference.request.body import check_values, form_field
 from lmi_vllm.inference.response.streams import ReplyStream, close_iterator
 from lmi_vllm.messages import InferenceCall, Reply
@@ -38,11 +37,16 @@ _MAX_STREAMS: Final = 1000  # gzip allows several, and each may be tiny
 UNREADABLE_BODY: Final = "the body does not unpack as its Content-Encoding says"
 
 
+def add_health_routes(app: web.Application) -> None:
+    """Register the routes for probes."""
+    of_health = health if app[OPTIONS].is_health_liveness else ping
+    for path, answer in (("/ping", ping), ("/ready", ping), ("/health", of_health)):
+        app.router.add_route("*", path, answer)
+    app.router.add_route("*", "/live", live)
+
+
 def add_inference_routes(app: web.Application) -> None:
     """Register the routes; methods are checked after the model name."""
-    for path in ("/ping", "/ready", "/health"):
-        app.router.add_route("*", path, ping)
-    app.router.add_route("*", "/live", live)
     app.router.add_route("*", "/invocations", invocations)
     for path in (
         "/predictions/{model}",
@@ -53,17 +57,24 @@ def add_inference_routes(app: web.Application) -> None:
 
 
 async def ping(request: web.Request) -> web.Response:
-    """Answer health: 200 after a real token, before that 503 with the phase."""
+    """Answer readiness: 200 after a real token, before that 503 with the phase."""
     check_method(request, PING_METHODS)
     status, body = request.app[SERVICE].lifecycle.ping()
+    return json_answer(body, status)
+
+
+async def health(request: web.Request) -> web.Response:
+    """Answer as `vllm serve` does: readiness until the first token, liveness from then on."""
+    check_method(request, PING_METHODS)
+    status, body = request.app[SERVICE].lifecycle.health()
     return json_answer(body, status)
 
 
 async def live(request: web.Request) -> web.Response:
     """Answer liveness: 200 while the process can still become ready."""
     check_method(request, PING_METHODS)
-    state = request.app[SERVICE].lifecycle.state
-    return json_answer({"status": str(state)}, 503 if state is State.FAILED else 200)
+    lifecycle = request.app[SERVICE].lifecycle
+    return json_answer({"status": str(lifecycle.state)}, 200 if lifecycle.is_alive else 503)
 
 
 async def invocations(request: web.Request) -> web.StreamResponse:

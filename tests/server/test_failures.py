@@ -31,6 +31,7 @@ async def test_an_engine_that_died_is_replaced(serve: Serve, engines: Engines) -
     await server.became(State.PENDING)
     status, entry = await server.ping()
     assert (status, entry["phase"]) == (503, "engine")
+    assert (await server.ask("GET", "/health")).status == 200  # a liveness probe waits for it
     assert first.is_closed
     assert len(engines.started) == 1  # the memory of the old one is given a moment
     await restarted(server, 2)

@@ -1,10 +1,15 @@
+from collections.abc import Callable
+
 import pytest
 
-from lmi_vllm.inference.lifecycle import Phase, State
+from lmi_vllm.inference.lifecycle import Lifecycle, Phase, State
+from lmi_vllm.web.app import Routes, WebOptions
 from tests.conftest import ServeScripted
 from tests.web.conftest import lifecycle_of
 
-HEALTH_PATHS = ("/ping", "/ready", "/health")
+READINESS = ("/ping", "/ready")
+HEALTH_PATHS = (*READINESS, "/health")
+LISTENERS = {"one": Routes.ALL, "main": Routes.INFERENCE, "management": Routes.MANAGEMENT}
 METHODS = {"GET": 200, "HEAD": 200, "POST": 200, "PUT": 405, "DELETE": 405, "OPTIONS": 405}
 
 
@@ -29,8 +34,8 @@ ANSWERS = {
 async def test_health_in_each_state(
     serve: ServeScripted, path: str, state: State, answer: tuple[int, bytes]
 ) -> None:
-    """The three health paths say the same, byte for byte."""
-    client = await serve()
+    """The readiness paths say the same, byte for byte; /health does, too, where that is asked."""
+    client = await serve(options=WebOptions(is_health_liveness=False))
     lifecycle_of(client).set_state(state)
     response = await client.get(path)
     assert (response.status, await response.read()) == answer
@@ -54,6 +59,73 @@ async def test_health_without_model(serve: ServeScripted) -> None:
     lifecycle_of(client).remove_model()
     response = await client.get("/ping")
     assert (response.status, await response.read()) == (200, b"{}\n")
+
+
+def _restart(lifecycle: Lifecycle) -> None:
+    lifecycle.set_state(State.HEALTHY)
+    lifecycle.begin_restart()
+
+
+def _fail_openly(lifecycle: Lifecycle) -> None:
+    lifecycle.expect_model("demo", hides_failure=True)
+    lifecycle.set_state(State.FAILED)
+
+
+def _register(lifecycle: Lifecycle) -> None:
+    lifecycle.remove_model()
+    lifecycle.begin_registered()
+
+
+def _reach(state: State) -> Callable[[Lifecycle], None]:
+    def reach(lifecycle: Lifecycle) -> None:
+        lifecycle.set_state(State.HEALTHY)
+        lifecycle.set_state(state)
+
+    return reach
+
+
+# What happened -> the status of /ping, /health and /live.
+PHASES: dict[str, tuple[Callable[[Lifecycle], None], int, int, int]] = {
+    "first start": (lambda lifecycle: None, 503, 503, 200),
+    "first start has failed": (lambda lifecycle: lifecycle.set_state(State.FAILED), 503, 503, 503),
+    "drained before it was ready": (
+        lambda lifecycle: lifecycle.set_state(State.DRAINING), 503, 503, 200,
+    ),
+    "ready": (_reach(State.HEALTHY), 200, 200, 200),
+    "engine restarts": (_restart, 503, 200, 200),
+    "asleep or paused": (_reach(State.ASLEEP), 503, 200, 200),
+    "stalled": (_reach(State.UNHEALTHY), 503, 200, 200),
+    "draining": (_reach(State.DRAINING), 503, 200, 200),
+    "failed for good": (_reach(State.FAILED), 503, 503, 503),
+    "failed, and SERVING_HEALTH_CHECK_OVERRIDE": (_fail_openly, 200, 200, 503),
+    "no model": (Lifecycle.remove_model, 200, 200, 200),
+    "a registered model loads": (_register, 200, 200, 200),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("routes", LISTENERS.values(), ids=LISTENERS)
+@pytest.mark.parametrize(("happened", "ping", "health", "live"), PHASES.values(), ids=PHASES)
+async def test_health_is_liveness_once_the_model_was_ready(
+    serve: ServeScripted,
+    routes: Routes,
+    happened: Callable[[Lifecycle], None],
+    ping: int,
+    health: int,
+    live: int,
+) -> None:
+    """/health is 503 before the first token and when only a restart helps; on each address."""
+    client = await serve(is_ready=False, options=WebOptions(routes=routes))
+    happened(lifecycle_of(client))
+    asked = {path: (await client.get(path)).status for path in (*HEALTH_PATHS, "/live")}
+    assert asked == {"/ping": ping, "/ready": ping, "/health": health, "/live": live}
+
+
+@pytest.mark.parametrize("path", [*HEALTH_PATHS, "/live", "/v2/health/live"])
+async def test_health_is_bad_when_only_a_restart_helps(serve: ServeScripted, path: str) -> None:
+    """A window of errors (`error_rate_*`) lasts until the process ends: no probe calls it alive."""
+    client = await serve()
+    lifecycle_of(client).mark_unhealthy()
+    assert (await client.get(path)).status == 503
 
 
 LIVENESS = {State.HEALTHY: 200, State.ASLEEP: 200, State.DRAINING: 200, State.FAILED: 503}

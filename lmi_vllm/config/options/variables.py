@@ -79,6 +79,9 @@ class Variables(Section):
         default=10, values="seconds")
     lmi_token_lane: bool = variable(parse.boolean, "Tokens of plain requests go past vLLM's output "
         "queues; off to look for a fault there.", default=True, values="bool")
+    lmi_health_route: str = variable(parse.one_of("liveness", "readiness"), "What /health says: "
+        "`liveness` as with `vllm serve`, `readiness` as /ping.", default="liveness",
+        values="liveness, readiness")
     lmi_console: str = variable(parse.one_of("auto", "on", "off"),
         "The web console; auto: on loopback, or when a key is set.", default="auto",
         values="auto, on, off")

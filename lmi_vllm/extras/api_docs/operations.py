@@ -312,7 +312,12 @@ _TGI_TOKENIZE: Final = TgiForm("TgiTokenize", "TgiTokens", {"inputs": "The moon"
 OPERATIONS: Final[tuple[Operation, ...]] = (
     *_health("/ping", "Readiness, and the phase of a start.", "Health", _READY),
     *_health("/ready", "As /ping.", "Health", _READY),
-    *_health("/health", "As /ping.", "Health", _READY),
+    *_health(
+        "/health",
+        "As of `vllm serve`: readiness until the model is ready for the first time, then liveness.",
+        "Health",
+        _READY,
+    ),
     *_health(
         "/live",
         "Liveness: whether the process can still become ready.",

@@ -22,7 +22,6 @@ from lmi_vllm.extras.kserve.translation import (
     output_tensors,
     read_request,
 )
-from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.inference.response.streams import close_iterator
 from lmi_vllm.messages import GENERATE, Reply
 from lmi_vllm.web.inference_routes import json_answer, read_call, request_properties
@@ -40,7 +39,7 @@ _FAILED: Final = 500
 
 async def live(request: web.Request) -> web.Response:
     """Answer liveness: 200 while the process can still become ready."""
-    is_live = request.app[SERVICE].lifecycle.state is not State.FAILED
+    is_live = request.app[SERVICE].lifecycle.is_alive
     return json_answer({"live": is_live}, 200 if is_live else 503)
 
 
