@@ -6,8 +6,12 @@ import pytest
 
 from integration.client import call
 from integration.conftest import RunningServer
+from tests.support.sagemaker_proxy import sagemaker_proxy
 
 pytestmark = pytest.mark.vllm
+SIGNED = {
+    "Authorization": "AWS4-HMAC-SHA256 Credential=a/20260101/us-east-1/sagemaker/aws4_request, x"
+}
 openai = pytest.importorskip("openai", reason="needs the openai SDK: make setup installs it")
 pytest.importorskip("soundfile", reason="needs soundfile: make setup installs it")
 
@@ -43,6 +47,39 @@ def test_transcription_streams(speech_server: RunningServer, upload: dict[str, A
             lines = [line for line in answer.iter_lines() if line]
     assert lines[-1] == "data: [DONE]"
     assert '"object":"transcription.chunk"' in lines[0]
+
+
+def test_sagemaker_reaches_the_route(speech_server: RunningServer) -> None:
+    """A form through SageMaker's one path has the bytes of the direct route; adapters do not."""
+    from tests.support.speech_model import tone  # noqa: PLC0415 (imports torch)
+
+    form = _form(file=tone(), model=b"lmi", temperature=b"0", max_completion_tokens=b"4")
+    kind = {"Content-Type": "multipart/form-data; boundary=x"}
+    direct = call(speech_server.url, "/v1/audio/transcriptions", form, headers=kind)
+    assert (direct.status, b"text" in direct.body) == (200, True)
+    attributes = "X-Amzn-SageMaker-Custom-Attributes"
+    named = {**kind, **SIGNED, attributes: "team=a,route=/v1/audio/transcriptions"}
+    with sagemaker_proxy(speech_server.url) as url:
+        answer = call(url, "/endpoints/demo/invocations", form, headers=named)
+        assert (answer.status, answer.body) == (200, direct.body)
+        stream = form.removesuffix(b"--x--\r\n") + _form(stream=b"true")
+        answer = call(url, "/endpoints/demo/invocations-response-stream", stream, headers=named)
+        assert b"transcription.chunk" in answer.body
+        assert b"data: [DONE]" in answer.body
+        adapter = {"name": "a", "src": "/a"}
+        named = {**SIGNED, attributes: "route=/adapters"}
+        answer = call(url, "/endpoints/demo/invocations", adapter, headers=named)
+        assert (answer.status, answer.json()["OriginalStatusCode"]) == (424, 404)
+
+
+def _form(**fields: bytes) -> bytes:
+    """Return a body of multipart/form-data with the boundary `x`."""
+    parts = [
+        b'--x\r\nContent-Disposition: form-data; name="%b"%b\r\n\r\n%b\r\n'
+        % (name.encode(), b'; filename="a.wav"' if name == "file" else b"", text)
+        for name, text in fields.items()
+    ]
+    return b"".join([*parts, b"--x--\r\n"])
 
 
 def test_text_is_refused(speech_server: RunningServer) -> None:

@@ -21,6 +21,7 @@ from lmi_vllm.web.request import (
     PathPrefix,
     RouteGroup,
     Routes,
+    rerouting,
 )
 
 
@@ -59,6 +60,7 @@ def create_app(service: InferenceService, options: WebOptions | None = None) -> 
         middlewares=[request_middleware(service, options)], client_max_size=options.max_request_size
     )
     app._router = Router(service)
+    app._make_request = rerouting(app._make_request)  # type: ignore[assignment,method-assign]
     app[SERVICE] = service
     app[OPTIONS] = options
     app[WRITE_BATCH] = WriteBatch()

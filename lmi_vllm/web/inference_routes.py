@@ -23,8 +23,8 @@ from lmi_vllm.web.request import (
     WRITE_BATCH,
     check_method,
 )
+from lmi_vllm.web.rerouting import CUSTOM_ATTRIBUTES, without_route
 
-CUSTOM_ATTRIBUTES: Final = "x-amzn-sagemaker-custom-attributes"
 PING_METHODS: Final = ("GET", "HEAD", "POST")
 READ_METHODS: Final = ("GET", "HEAD")
 CALL_METHODS: Final = ("OPTIONS", "POST")
@@ -136,10 +136,11 @@ def request_properties(headers: Mapping[str, str]) -> dict[str, str]:
     properties = {name.lower(): value for name, value in headers.items()}
     if not "".join(properties.values()).isascii():
         properties = {name: _text(value) for name, value in properties.items()}
-    for piece in properties.pop(CUSTOM_ATTRIBUTES, "").split(";"):
-        name, separator, value = piece.partition("=")
-        if separator:
-            properties[name.strip().lower()] = value.strip()
+    if attributes := properties.pop(CUSTOM_ATTRIBUTES, ""):
+        for piece in without_route(attributes).split(";"):
+            name, separator, value = piece.partition("=")
+            if separator:
+                properties[name.strip().lower()] = value.strip()
     return properties
 
 

@@ -45,6 +45,7 @@ from lmi_vllm.web.request import (
     REQUEST_ID,
     SERVICE,
     begin_record,
+    check_rerouted,
     group_of,
     is_open,
     path_dialect,
@@ -175,6 +176,7 @@ def _check_headers(request: web.Request, options: "WebOptions") -> None:
     if (group := group_of(request)) is not None:
         group.check(request)
     check_expectation(request)
+    check_rerouted(request)
 
 
 def _refusal(request: web.Request, error: LmiError, options: "WebOptions") -> web.StreamResponse:

@@ -8,17 +8,18 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 from aiohttp import web
 
-from lmi_vllm.errors import Dialect, MethodNotAllowedError
+from lmi_vllm.errors import Dialect, MethodNotAllowedError, ResourceNotFoundError
 from lmi_vllm.inference.service import InferenceService
-from lmi_vllm.messages import HttpRoute, ServingProfile
+from lmi_vllm.messages import HttpRoute, RouteKind, ServingProfile
 from lmi_vllm.telemetry.observers import Telemetry
 from lmi_vllm.telemetry.records import RequestRecord, enter_record
 from lmi_vllm.web.connection import WriteBatch
+from lmi_vllm.web.rerouting import CUSTOM_ATTRIBUTES, ORIGINAL, MakeRequest, rerouted
 
 if TYPE_CHECKING:
     from lmi_vllm.web.app import WebOptions
@@ -34,6 +35,13 @@ OPENAI_ROUTES: Final = MappingProxyType(
         "/v1/models": "models",
     }
 )
+_INFERENCE: Final = frozenset(
+    {
+        "/invocations", "/models/{model}/invoke",
+        "/predictions/{model}", "/predictions/{model}/{version}",
+        *OPENAI_ROUTES,
+    } - {"/v1/models"}
+)  # fmt: skip
 UNKNOWN_ROUTE: Final = "other"
 MASK: Final = "***"
 PEER: Final = "x-lmi-vllm-peer"
@@ -51,7 +59,6 @@ UNTRACED: Final = OPEN_PATHS | {
 }  # fmt: skip
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
-MakeRequest = Callable[..., web.BaseRequest]
 # Called with an application and the socket for other processes of the server; returns what changes
 # its requests.
 PathPrefix = Callable[[web.Application, str], Callable[[MakeRequest], MakeRequest]]
@@ -161,6 +168,46 @@ def is_open(request: web.Request) -> bool:
     """Whether the path needs no key: health, and the open pages of groups."""
     group = group_of(request)
     return request.path in OPEN_PATHS or (group is not None and group.is_open(request.path))
+
+
+def rerouting(make_request: MakeRequest) -> MakeRequest:
+    """Return what makes requests out of messages, for the routes that they name."""
+
+    def made(message: Any, *rest: Any) -> web.BaseRequest:
+        if CUSTOM_ATTRIBUTES in message.headers:
+            return rerouted(make_request, message, *rest)
+        return make_request(message, *rest)
+
+    return made
+
+
+def check_rerouted(request: web.Request) -> None:
+    """Return if the request was not rerouted, or reaches a route of inference.
+
+    Raises:
+        ResourceNotFoundError: it reaches another one, or none.
+        NotReadyError: no model is there yet, whose routes may be meant.
+    """
+    if ORIGINAL not in request or is_inference(request):
+        return
+    service = request.app[SERVICE]
+    if service.loaded_engine is None and request.match_info.route.resource is None:
+        service.lifecycle.check_ready()
+    raise ResourceNotFoundError(
+        f"route={request.path} in X-Amzn-SageMaker-Custom-Attributes is no route of inference here"
+    )
+
+
+def is_inference(request: web.Request) -> bool:
+    """Whether POST to the path of the request asks the model."""
+    resource = request.match_info.route.resource
+    if resource is not None and resource.canonical in _INFERENCE:
+        return True
+    path = request.path
+    if any(group.is_shared(path) for group in request.app[GROUPS]):
+        return True
+    route = request.app[SERVICE].find_route("POST", path)
+    return route is not None and route.kind is RouteKind.INFERENCE
 
 
 def check_method(request: web.Request, methods: Iterable[str]) -> None:

@@ -12,16 +12,15 @@ from aiohttp import web
 from yarl import URL
 
 from lmi_vllm.errors import NotReadyError, PayloadError, ResourceNotFoundError
-from lmi_vllm.messages import RouteKind
 from lmi_vllm.web.inference_routes import UNREADABLE_BODY, request_properties
-from lmi_vllm.web.request import FORWARDED, GROUPS, OPENAI_ROUTES, PEER, SERVICE
+from lmi_vllm.web.request import FORWARDED, PEER, SERVICE, is_inference
+from lmi_vllm.web.rerouting import ORIGINAL
 
 # Hop-by-hop headers (RFC 9110, 7.6.1): of one connection; aiohttp writes its own.
 _HOP_BY_HOP: Final = frozenset(
     {"connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding",
      "upgrade", "expect"}
 )  # fmt: skip
-_INFERENCE: Final = frozenset({"/invocations", *OPENAI_ROUTES} - {"/v1/models"})
 # A stored response can be read again later, from the process that made it.
 _STORED_RESPONSES: Final = "/v1/responses"
 KEEPALIVE_SECONDS: Final = 2.0  # idle connections between two processes cost both of them tasks
@@ -32,14 +31,8 @@ def is_shared_route(request: web.Request) -> bool:
     """Whether any front-end process can answer the request by itself."""
     if request.method != "POST":
         return False
-    path = request.path
-    is_core_path = (
-        path in _INFERENCE or path.startswith("/predictions/") or path.endswith("/invoke")
-    )
-    if not is_core_path and not any(group.is_shared(path) for group in request.app[GROUPS]):
-        route = None if path == _STORED_RESPONSES else request.app[SERVICE].find_route("POST", path)
-        if route is None or route.kind is not RouteKind.INFERENCE:
-            return False
+    if request.path == _STORED_RESPONSES or not is_inference(request):
+        return False
     properties = request_properties(request.headers)
     return not any(step.is_process_bound(properties) for step in request.app[SERVICE].steps)
 
@@ -73,7 +66,7 @@ class Forwarder:
             PayloadError: the body cannot be read.
             ResourceNotFoundError: the target is no path (`OPTIONS *`).
         """
-        path = request.rel_url.raw_path_qs
+        path = request.get(ORIGINAL) or request.rel_url.raw_path_qs
         if not path.startswith("/"):
             raise ResourceNotFoundError
         body = _Body(request)

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from aiohttp import web
-    from yarl import URL
 
-    from lmi_vllm.web.request import MakeRequest, PathPrefix
+    from lmi_vllm.web.request import PathPrefix
+    from lmi_vllm.web.rerouting import MakeRequest
 
 _LOCATION: Final = "Location"
 
@@ -73,6 +73,7 @@ def _without_prefix(
 
     What comes over `inner_socket` has lost it before, in another process of this server.
     """
+    from lmi_vllm.web.rerouting import target_url  # noqa: PLC0415 - see above
 
     def made(message: Any, payload: Any, protocol: Any, *rest: Any) -> "web.BaseRequest":
         rest = (payload, protocol, *rest)
@@ -82,7 +83,7 @@ def _without_prefix(
         if path and path[0] not in "/?":  # a longer word
             return make_request(message, *rest)
         path = path if path.startswith("/") else f"/{path}"
-        request = make_request(message._replace(path=path, url=_url(path)), *rest)
+        request = make_request(message._replace(path=path, url=target_url(path)), *rest)
         request[prefixed] = True
         return request
 
@@ -93,12 +94,3 @@ def _came_over(inner_socket: str, transport: Any) -> bool:
     if not inner_socket or transport is None:
         return False
     return bool(transport.get_extra_info("sockname") == inner_socket)
-
-
-def _url(path: str) -> "URL":
-    """Return the target of a request as aiohttp reads it: two slashes at first are no host."""
-    from yarl import URL  # noqa: PLC0415 - aiohttp's
-
-    path, _, fragment = path.partition("#")
-    path, _, query = path.partition("?")
-    return URL.build(path=path, query_string=query, fragment=fragment, encoded=True)

@@ -98,6 +98,7 @@ OWN = (
     ("POST", "/tokenize", {}),
     ("POST", "/generate_stream", {}),
     ("POST", "/v2/models/m/infer", {}),
+    ("POST", "/invocations", {"X-Amzn-SageMaker-Custom-Attributes": "route=/v1/completions"}),
 )
 FORWARDED = (
     ("GET", "/ping", {}),
@@ -110,6 +111,10 @@ FORWARDED = (
     ("POST", "/nowhere", {}),
     ("POST", "/invocations", {"X-Bound": "1"}),
     ("POST", "/invocations", {"X-Amzn-SageMaker-Custom-Attributes": "x-bound=abc"}),
+    # The first process sees what was sent, and decides which routes may be named.
+    ("POST", "/invocations?a=b", {"X-Amzn-SageMaker-Custom-Attributes": "route=/adapters"}),
+    ("POST", "/invocations", {"X-Amzn-SageMaker-Custom-Attributes": "route=/v1/responses"}),
+    ("POST", "/adapters/invoke", {}),
 )
 
 

@@ -130,6 +130,15 @@ async def test_session_comes_as_custom_attribute(client: TestClient) -> None:
     assert answer.status == 424
 
 
+async def test_session_beside_a_route(client: TestClient) -> None:
+    """An attribute with the route's beside it, whichever comes first, is the session's."""
+    session = f"{HEADER}={UNKNOWN}"
+    for attributes in (f"{session},route=/predictions/demo", f"route=/invocations,{session}"):
+        headers = {"X-Amzn-SageMaker-Custom-Attributes": attributes}
+        answer = await client.post("/invocations", json=GREETING, headers=headers)
+        assert (answer.status, "session not found" in await answer.text()) == (424, True)
+
+
 async def test_expired_session_is_unknown_and_removed_later(
     client: TestClient, clock: Clock, tmp_path: Path
 ) -> None:
