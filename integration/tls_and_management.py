@@ -18,8 +18,7 @@ from lmi_vllm.assembly import create_app
 from lmi_vllm.inference.lifecycle import Lifecycle
 from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.inference.service import InferenceService
-from lmi_vllm.web.app import Routes, WebOptions
-from lmi_vllm.web.request import OPEN_PATHS
+from lmi_vllm.web.request import OPEN_PATHS, Routes, WebOptions
 from tests.support.certificates import CURVE, as_traditional, make_pair
 
 ARGUMENTS = ("--demo", "--port", "0", "--engine", "scripted")

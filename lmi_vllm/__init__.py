@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from lmi_vllm.inference.context import Runtime
     from lmi_vllm.inference.service import InferenceService
     from lmi_vllm.messages import ServingProfile
-    from lmi_vllm.web.app import WebOptions
+    from lmi_vllm.web.request import WebOptions
 
 __all__ = [
     "Engine",
@@ -41,7 +41,7 @@ _HOMES: Final = MappingProxyType(
         "Runtime": "lmi_vllm.inference.context",
         "ServingProfile": "lmi_vllm.messages",
         "Settings": "lmi_vllm.config.settings",
-        "WebOptions": "lmi_vllm.web.app",
+        "WebOptions": "lmi_vllm.web.request",
         "create_app": "lmi_vllm.assembly",
         "load_settings": "lmi_vllm.assembly",
     }

@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from lmi_vllm.inference.service import InferenceService
     from lmi_vllm.server.builder import ServerBuilder
     from lmi_vllm.server.parts import Assembled, ServerParts
-    from lmi_vllm.web.app import WebOptions
+    from lmi_vllm.web.request import WebOptions
 
 
 class Configures(Protocol):
@@ -158,9 +158,9 @@ def create_app(
     service: "InferenceService", options: "WebOptions | None" = None
 ) -> "web.Application":
     """Return the application over `service`, with the routes of features."""
-    from lmi_vllm.web import app
+    from lmi_vllm.web import app, request
 
-    options = options or app.WebOptions()
+    options = options or request.WebOptions()
     groups = (*server_parts().routes.groups, *options.groups)
     return app.create_app(service, dataclasses.replace(options, groups=groups))
 

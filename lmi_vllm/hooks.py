@@ -5,13 +5,10 @@ The custom_code extra finds, loads and calls users' code. Without it there are n
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 from lmi_vllm.errors import StatusTable
 from lmi_vllm.messages import GenerationChunk, InferenceCall, OpenAIReply, Reply
-
-if TYPE_CHECKING:
-    from lmi_vllm.inference.lmi_lane import LmiRequest
 
 # Answers a request instead of the built-in handler; None leaves the request to that one.
 Handle = Callable[[InferenceCall, StatusTable], Awaitable[Reply | None]]
@@ -39,12 +36,6 @@ class InputHook(Protocol):
 
 class OutputHook(Protocol):
     """Turns vLLM's response into the answer."""
-
-    def completion_request(
-        self, request: "LmiRequest", payload: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        """Return vLLM's completion request that means the same as an LMI one."""
-        ...
 
     async def __call__(
         self, call: InferenceCall, payload: Any, answer: OpenAIReply, statuses: StatusTable

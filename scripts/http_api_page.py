@@ -15,7 +15,7 @@ from lmi_vllm.inference.lifecycle import Lifecycle
 from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import ServingProfile
-from lmi_vllm.web.app import WebOptions
+from lmi_vllm.web.request import WebOptions
 
 INTRODUCTION: Final = """\
 # HTTP API

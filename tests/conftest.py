@@ -20,7 +20,7 @@ from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import ServingProfile
 from lmi_vllm.server.code_start import SWITCHED_OFF, ModelCode
-from lmi_vllm.web.app import WebOptions
+from lmi_vllm.web.request import WebOptions
 from tests.support.scripted_application import DESCRIPTION, ScriptedApplication
 
 OUR_PREFIXES = ("OPTION_", "SERVING_", "LMI_", "SAGEMAKER_", "HF_", "DJL_", "SM_", "AWS_", "OTEL_")

@@ -2,12 +2,9 @@
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from lmi_vllm.adapters.adapter import Adapter
-
-if TYPE_CHECKING:
-    from lmi_vllm.adapters.registry import AdapterRegistry
 
 Publish = Callable[[Collection[Adapter], float], Awaitable[None]]  # adapters, seconds
 Find = Callable[[str], Awaitable[bool]]  # name; whether there is such an adapter
@@ -67,11 +64,3 @@ class AdapterHooks:
             self.publish or other.publish,
             self.begin + other.begin,
         )
-
-
-MakeHooks = Callable[["AdapterRegistry"], AdapterHooks]
-
-
-def no_hooks(_registry: "AdapterRegistry") -> AdapterHooks:
-    """Return the hooks of a registry that no extra follows."""
-    return AdapterHooks()

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from lmi_vllm.adapters.adapter import Adapter
-from lmi_vllm.adapters.hooks import MakeHooks, no_hooks
+from lmi_vllm.adapters.hooks import AdapterHooks
 from lmi_vllm.adapters.loads import (
     AdapterLoads,
     KeyedLock,
@@ -41,6 +41,11 @@ def evicted(name: str) -> NotReadyError:
     return NotReadyError(f"The adapter {name} was evicted before its request began", 1)
 
 
+def no_hooks(_registry: "AdapterRegistry") -> AdapterHooks:
+    """Return the hooks of a registry that no feature follows."""
+    return AdapterHooks()
+
+
 class AdapterRegistry:
     """Adapters by name; one change of a name at a time, and one engine call at a time.
 
@@ -57,7 +62,7 @@ class AdapterRegistry:
         is_enabled: bool,
         reserved_names: Collection[str] = (),
         load_code: LoadCode = no_code,
-        hooks: MakeHooks = no_hooks,
+        hooks: "MakeHooks" = no_hooks,
     ) -> None:
         self.is_enabled = is_enabled
         self.changes: set[asyncio.Task[Any]] = set()
@@ -361,3 +366,6 @@ class AdapterRegistry:
                 await asyncio.to_thread(self.hooks.on_change, tuple(self))
         if self.hooks.sharing is not None:
             await self.hooks.sharing.changed(name)
+
+
+MakeHooks = Callable[[AdapterRegistry], AdapterHooks]

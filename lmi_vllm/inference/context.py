@@ -12,6 +12,7 @@ from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import PayloadError, StatusTable, UnknownAdapterError
 from lmi_vllm.hooks import NO_HOOKS, Hooks
 from lmi_vllm.inference.queue import Holdings, RequestQueue
+from lmi_vllm.inference.request.lmi import NAMES_OF_ADAPTERS
 from lmi_vllm.inference.request.parameters import UnreadNames
 from lmi_vllm.inference.response.formatters import choose_framing
 from lmi_vllm.inference.response.streams import (
@@ -27,7 +28,6 @@ from lmi_vllm.telemetry.records import current_record
 
 ADAPTER_HEADER: Final = "x-amzn-sagemaker-adapter-identifier"
 ADAPTER_ALIAS_HEADER: Final = "x-amzn-sagemaker-adapter-alias"
-NAMES_OF_ADAPTERS: Final = ("adapters", "adapter_id")  # in `parameters`
 ANY_MODEL: Final = ("tgi", "dummy")  # that clients of TGI send as `model`
 _LENGTHS_DIFFER: Final = "Number of adapters is not equal to the number of inputs"
 _TIME_LIMIT: Final = "predict_timeout"

@@ -9,12 +9,8 @@ import orjson
 from lmi_vllm.errors import LmiError
 from lmi_vllm.hooks import TokenHook
 from lmi_vllm.inference.context import RequestContext
-from lmi_vllm.inference.lmi_lane import (
-    check_length,
-    job_sequences,
-    parse_lmi_request,
-    request_jobs,
-)
+from lmi_vllm.inference.lmi_lane import check_length, job_sequences, request_jobs
+from lmi_vllm.inference.request.lmi import parse_lmi_request
 from lmi_vllm.inference.response.formatters import frame, lmi_error
 from lmi_vllm.inference.response.streams import close_iterator, gathered, invocations_dialect
 from lmi_vllm.messages import FRAMINGS, GenerationJob, Reply

@@ -1,26 +1,12 @@
 """The LMI lane: an `inputs` payload to a typed request, its jobs, their results or rows."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import PayloadError
-from lmi_vllm.inference.context import NAMES_OF_ADAPTERS, RequestContext
-from lmi_vllm.inference.request.body import EXAMPLE_BODY, check_limits, check_logprobs
-from lmi_vllm.inference.request.parameters import (
-    GenerationParameters,
-    parse_parameters,
-    unread_names,
-)
-from lmi_vllm.inference.request.sampling import (
-    Candidates,
-    as_in_tgi,
-    choose_candidates,
-    is_sampling,
-    request_sampling,
-    wants_details,
-)
+from lmi_vllm.inference.context import RequestContext
+from lmi_vllm.inference.request.lmi import LmiRequest, parse_lmi_request
 from lmi_vllm.inference.response.formatters import (
     Schema,
     StreamFormatter,
@@ -28,42 +14,17 @@ from lmi_vllm.inference.response.formatters import (
     encode_results,
     format_result,
     rank_candidates,
-    streams_by_default,
 )
 from lmi_vllm.inference.response.streams import DirectRowWriter, close_iterator, gathered
 from lmi_vllm.messages import (
     FRAMINGS,
-    METERED,
     AdapterRef,
     GenerationChunk,
     GenerationJob,
     Reply,
-    ServingProfile,
-    TgiRoute,
 )
 
 _FIELDS: Final = frozenset({"inputs", "parameters", "stream", "adapters", "model"})
-
-
-@dataclass(frozen=True, slots=True)
-class LmiRequest:
-    """One validated LMI generation request; `unread` are its names without effect."""
-
-    prompts: tuple[str, ...]
-    is_list: bool
-    is_streaming: bool
-    sampling: Mapping[str, object]
-    apply_model_defaults: bool
-    candidates: Candidates
-    truncate: int | None
-    priority: int
-    seed: int | None
-    details: bool
-    decoder_input_details: bool
-    return_full_text: bool
-    top_n_tokens: int
-    wants_logprobs: bool
-    unread: tuple[str, ...] = ()
 
 
 async def generate(context: RequestContext, payload: Mapping[str, Any]) -> Reply:
@@ -167,134 +128,3 @@ async def job_sequences(
     finally:
         await close_iterator(chunks)
     return rank_candidates(sequences, request.candidates)
-
-
-def parse_lmi_request(
-    payload: Mapping[str, Any],
-    profile: ServingProfile,
-    tgi_route: TgiRoute | None = None,
-    *,
-    has_token_hook: bool = False,
-) -> LmiRequest:
-    """Return the typed request of an `inputs` payload; TGI's own routes have their defaults.
-
-    A token hook gets log probabilities, too.
-
-    Raises:
-        PayloadError: names the field and what is allowed.
-    """
-    prompts, is_list = _prompts(payload, tgi_route)
-    parameters = _parameters(payload, profile)
-    if profile.tgi_compat:
-        parameters = as_in_tgi(parameters)
-    check_logprobs(parameters.given(), profile.limits)
-    is_streaming = _is_streaming(payload, parameters, profile, tgi_route)
-    is_list = is_list and not (is_streaming and len(prompts) == 1)  # LMI's client lists one
-    candidates = choose_candidates(parameters)
-    wants_logprobs = has_token_hook or _wants_logprobs(
-        parameters, profile, candidates, is_streaming=is_streaming
-    )
-    request = LmiRequest(
-        prompts=prompts,
-        is_list=is_list,
-        is_streaming=is_streaming,
-        sampling=request_sampling(parameters, profile, candidates, wants_logprobs, tgi_route),
-        apply_model_defaults=is_sampling(parameters),
-        candidates=candidates,
-        truncate=parameters.truncate,
-        priority=parameters.priority or 0,
-        seed=parameters.seed,
-        details=wants_details(parameters, profile, tgi_route),
-        decoder_input_details=bool(parameters.decoder_input_details),
-        return_full_text=bool(parameters.return_full_text),
-        top_n_tokens=parameters.top_n_tokens or 0,
-        wants_logprobs=wants_logprobs,
-        unread=_unread(parameters, profile),
-    )
-    _check_stream(request, is_tgi=bool(tgi_route) or profile.tgi_compat)
-    return request
-
-
-def _unread(parameters: GenerationParameters, profile: ServingProfile) -> tuple[str, ...]:
-    names = [*unread_names(parameters)]
-    if not (profile.enable_lora or profile.tgi_compat):
-        given = parameters.given()
-        names += [name for name in NAMES_OF_ADAPTERS if name in given]
-    if parameters.priority and not profile.uses_priority:
-        names.append("priority")
-    return tuple(names)
-
-
-def _wants_logprobs(
-    parameters: GenerationParameters,
-    profile: ServingProfile,
-    candidates: Candidates,
-    *,
-    is_streaming: bool,
-) -> bool:
-    """Whether rows have log probabilities: by default streamed rows and detail tokens do.
-
-    TGI's clients always need them.
-    """
-    if profile.tgi_compat:
-        return True
-    if parameters.logprobs is False or profile.output_formatter in METERED:
-        return False
-    if not is_streaming:
-        return bool(parameters.details) or candidates.returned > 1
-    return profile.stream_logprobs
-
-
-def _is_streaming(
-    payload: Mapping[str, Any],
-    parameters: GenerationParameters,
-    profile: ServingProfile,
-    tgi_route: TgiRoute | None,
-) -> bool:
-    stream = payload.get("stream")
-    stream = parameters.stream if stream is None else stream
-    if stream is not None and not isinstance(stream, bool):
-        raise PayloadError("stream: expected true or false")
-    if tgi_route:
-        return bool(stream if tgi_route.is_streaming is None else tgi_route.is_streaming)
-    return bool(stream) or streams_by_default(profile.output_formatter)
-
-
-def _check_stream(request: LmiRequest, *, is_tgi: bool) -> None:
-    if not request.is_streaming:
-        return
-    if request.is_list:
-        raise PayloadError("inputs: streaming takes one prompt, not a list")
-    if request.candidates.generated > 1:
-        raise PayloadError("parameters: n, best_of and num_beams above 1 cannot be streamed")
-    if request.decoder_input_details and is_tgi:  # as in TGI
-        raise PayloadError("parameters.decoder_input_details: not available when streaming")
-
-
-def _prompts(
-    payload: Mapping[str, Any], tgi_route: TgiRoute | None
-) -> tuple[tuple[str, ...], bool]:
-    """The prompts, and whether they came as a list."""
-    if "inputs" not in payload:
-        raise PayloadError(f"inputs: expected text; example: {EXAMPLE_BODY}")
-    inputs = payload["inputs"]
-    if isinstance(inputs, str):
-        prompts, is_list = (inputs,), False
-    elif isinstance(inputs, list) and all(isinstance(item, str) for item in inputs):
-        prompts, is_list = tuple(inputs), True
-    else:
-        raise PayloadError("inputs: expected text or a list of texts")
-    if not prompts or "" in prompts:
-        raise PayloadError("inputs: an empty prompt is not allowed")
-    if tgi_route and is_list:
-        raise PayloadError("inputs: expected text; lists are for /invocations")
-    return prompts, is_list
-
-
-def _parameters(payload: Mapping[str, Any], profile: ServingProfile) -> GenerationParameters:
-    raw = payload.get("parameters")
-    raw = {} if raw is None else raw
-    if not isinstance(raw, dict):
-        raise PayloadError("parameters: expected an object")
-    check_limits(raw, profile.limits, "parameters.")  # first: each wrong value has an error
-    return parse_parameters(raw)

@@ -10,9 +10,10 @@ from lmi_vllm.errors import Dialect, PayloadError
 from lmi_vllm.hooks import InputHook, OutputHook, TokenHook
 from lmi_vllm.inference.context import RequestContext, RequestStep
 from lmi_vllm.inference.hooked_lane import generate_hooked, joined
-from lmi_vllm.inference.lmi_lane import generate, parse_lmi_request
+from lmi_vllm.inference.lmi_lane import generate
 from lmi_vllm.inference.openai_lane import ask_openai
 from lmi_vllm.inference.request.body import EXAMPLE_BODY, decode_body
+from lmi_vllm.inference.request.lmi import completion_request, parse_lmi_request
 from lmi_vllm.inference.request.tgi import with_tgi_meaning
 from lmi_vllm.inference.response.openai_events import FramedEvents, lmi_reply, unchanged_reply
 from lmi_vllm.inference.response.streams import gathered, invocations_dialect
@@ -186,7 +187,7 @@ def _choose_lane(context: RequestContext, payload: dict[str, Any]) -> Prepared:
         if output is None:
             return Prepared(payload, tokens=context.hooks.tokens)
         lmi_request = parse_lmi_request(payload, profile, call.tgi_route)
-        body = output.completion_request(lmi_request, payload)
+        body = completion_request(lmi_request, payload)
         return Prepared(payload, PayloadKind.COMPLETION, body, output=output)
     if output is not None:
         return Prepared(payload, kind, output=output)

@@ -9,9 +9,9 @@ from functools import partial
 from pathlib import Path
 
 from lmi_vllm.adapters.adapter import Adapter
-from lmi_vllm.adapters.hooks import AdapterHooks, no_hooks
+from lmi_vllm.adapters.hooks import AdapterHooks
 from lmi_vllm.adapters.loads import LoadCode
-from lmi_vllm.adapters.registry import AdapterRegistry
+from lmi_vllm.adapters.registry import AdapterRegistry, no_hooks
 from lmi_vllm.adapters.source import AdapterPolicy, AdapterSources, local_adapters
 from lmi_vllm.checks.base_model import describe_base
 from lmi_vllm.checks.secure_mode import SecurityChecks

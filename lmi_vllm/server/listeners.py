@@ -15,9 +15,8 @@ from lmi_vllm.errors import StartupError
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.server.ports import open_port
 from lmi_vllm.telemetry.log_handler import print_lines
-from lmi_vllm.web.app import WebOptions
 from lmi_vllm.web.connection import ClientTimeouts
-from lmi_vllm.web.request import PathPrefix, RouteGroup, Routes
+from lmi_vllm.web.request import PathPrefix, RouteGroup, Routes, WebOptions
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,12 +15,13 @@ from lmi_vllm.clock import CONNECTION_CLOSE_SECONDS
 from lmi_vllm.config.listen import ListenAddress
 from lmi_vllm.errors import StartupError
 from lmi_vllm.inference.service import InferenceService
-from lmi_vllm.web.app import WebOptions, create_app
+from lmi_vllm.web.app import create_app
 from lmi_vllm.web.connection import (
     TLS_HANDSHAKE_SECONDS,
     ClientConnection,
     ClientTimeouts,
 )
+from lmi_vllm.web.request import WebOptions
 
 BACKLOG: Final = 2048
 ANY_ADDRESS: Final = "::"

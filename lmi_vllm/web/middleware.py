@@ -6,7 +6,7 @@ import hmac
 import logging
 import uuid
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
@@ -43,7 +43,10 @@ from lmi_vllm.web.request import (
     OPTIONS,
     RECORD,
     REQUEST_ID,
+    REQUEST_ID_HEADER,
     SERVICE,
+    ReverseProxy,
+    WebOptions,
     begin_record,
     check_rerouted,
     group_of,
@@ -51,13 +54,9 @@ from lmi_vllm.web.request import (
     path_dialect,
 )
 
-if TYPE_CHECKING:
-    from lmi_vllm.web.app import ReverseProxy, WebOptions
-
 logger = logging.getLogger(__name__)
 
 FIRST_ERROR_STATUS: Final = 400
-REQUEST_ID_HEADER: Final = "x-request-id"
 CONTINUE: Final = "100-continue"
 OK: Final = 200
 _OF_USERS: Final = ("/ping", "/invocations")
@@ -76,7 +75,7 @@ def error_answer(request: web.Request, error: LmiError) -> web.Response:
     return response
 
 
-def request_middleware(service: InferenceService, options: "WebOptions") -> Middleware:
+def request_middleware(service: InferenceService, options: WebOptions) -> Middleware:
     """Return the middleware around every handler: id, key, errors, record."""
 
     @web.middleware
@@ -106,7 +105,7 @@ def request_middleware(service: InferenceService, options: "WebOptions") -> Midd
 
 
 async def _forwarded(
-    request: web.Request, proxy: "ReverseProxy", options: "WebOptions"
+    request: web.Request, proxy: ReverseProxy, options: WebOptions
 ) -> web.StreamResponse:
     """Let the first process answer; it also checks, counts and logs the request."""
     request[REQUEST_ID] = _request_id(request, options)
@@ -121,7 +120,7 @@ async def _forwarded(
         _ended(request, timer)
 
 
-def _began(request: web.Request, options: "WebOptions") -> asyncio.TimerHandle | None:
+def _began(request: web.Request, options: WebOptions) -> asyncio.TimerHandle | None:
     """Start the time limit of the body; that of the headers ends."""
     if isinstance(connection := request.protocol, ClientConnection):
         connection.request_began()
@@ -136,7 +135,7 @@ def _ended(request: web.Request, timer: asyncio.TimerHandle | None) -> None:
 
 
 async def _answer(
-    request: web.Request, handler: Handler, options: "WebOptions"
+    request: web.Request, handler: Handler, options: WebOptions
 ) -> web.StreamResponse:
     """Answer with the handler, or with its error if the answer has not begun."""
     try:
@@ -169,7 +168,7 @@ def _begun_answer(request: web.Request, *, is_whole: bool = False) -> web.Stream
     return request[BEGUN]
 
 
-def _check_headers(request: web.Request, options: "WebOptions") -> None:
+def _check_headers(request: web.Request, options: WebOptions) -> None:
     if options.api_keys and not is_open(request):
         request[RECORD].key = key_of(request, options.api_keys)
     check_same_site(request, allows_cors=is_origin_allowed(request, options.cors_headers))
@@ -179,7 +178,7 @@ def _check_headers(request: web.Request, options: "WebOptions") -> None:
     check_rerouted(request)
 
 
-def _refusal(request: web.Request, error: LmiError, options: "WebOptions") -> web.StreamResponse:
+def _refusal(request: web.Request, error: LmiError, options: WebOptions) -> web.StreamResponse:
     request[RECORD].fault = error.fault
     if BEGUN in request:
         return _begun_answer(request)
@@ -263,7 +262,7 @@ async def _is_body_complete(request: web.Request) -> bool:
     return request.content.is_eof() and request.content.exception() is None
 
 
-def _request_id(request: web.Request, options: "WebOptions") -> str:
+def _request_id(request: web.Request, options: WebOptions) -> str:
     """Return the client's id, or a new one if there is none that a header can hold."""
     given = request.headers.get(options.request_id_header, "")
     return given if given and given.isascii() and given.isprintable() else str(uuid.uuid4())

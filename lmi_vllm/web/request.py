@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 from urllib.parse import quote
 
 from aiohttp import web
@@ -18,11 +18,8 @@ from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import HttpRoute, RouteKind, ServingProfile
 from lmi_vllm.telemetry.observers import Telemetry
 from lmi_vllm.telemetry.records import RequestRecord, enter_record
-from lmi_vllm.web.connection import WriteBatch
+from lmi_vllm.web.connection import ClientTimeouts, WriteBatch
 from lmi_vllm.web.rerouting import CUSTOM_ATTRIBUTES, ORIGINAL, MakeRequest, rerouted
-
-if TYPE_CHECKING:
-    from lmi_vllm.web.app import WebOptions
 
 # Routes for a platform's probes, without a key.
 OPEN_PATHS: Final = frozenset({"/ping", "/live", "/ready", "/health"})
@@ -44,6 +41,7 @@ _INFERENCE: Final = frozenset(
 )  # fmt: skip
 UNKNOWN_ROUTE: Final = "other"
 MASK: Final = "***"
+REQUEST_ID_HEADER: Final = "x-request-id"
 PEER: Final = "x-lmi-vllm-peer"
 LONGEST_PATH: Final = 256  # characters of a client's text
 # Parameters that cannot be secret; `src` and `url` may have a login or a signature.
@@ -103,8 +101,36 @@ class RouteGroup:
         return path == self.prefix or path.startswith(self.prefix + "/")
 
 
+class ReverseProxy(Protocol):
+    """A reverse proxy to the first front-end process, for the routes that this one lacks."""
+
+    def takes(self, request: web.Request) -> bool:
+        """Whether the first process answers the request."""
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        """Forward the request and stream the response back."""
+
+
+@dataclass(frozen=True, slots=True)
+class WebOptions:
+    """The part of the configuration that the HTTP layer uses."""
+
+    max_request_size: int = 64 << 20  # bytes
+    request_id_header: str = REQUEST_ID_HEADER  # the request's id; answers always use x-request-id
+    api_keys: tuple[str, ...] = ()
+    is_health_liveness: bool = True  # `/health` as of vllm serve; else as `/ping`
+    routes: Routes = Routes.ALL
+    default_accept: str = ""  # of /invocations and similar routes, if a request asks for none
+    allows_handler_override: bool = False  # LMI's switch: without it a `handler` property is 400
+    timeouts: ClientTimeouts = field(default_factory=ClientTimeouts)
+    prefix: PathPrefix | None = None  # a prefix of paths
+    cors_headers: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    groups: tuple[RouteGroup, ...] = ()  # of features
+    proxy: ReverseProxy | None = None  # None: this process answers every request
+
+
 SERVICE: Final = web.AppKey("service", InferenceService)
-OPTIONS: "Final[web.AppKey[WebOptions]]" = web.AppKey("options")
+OPTIONS: Final = web.AppKey("options", WebOptions)
 GROUPS: "Final[web.AppKey[tuple[RouteGroup, ...]]]" = web.AppKey("groups")
 WRITE_BATCH: Final = web.AppKey("write_batch", WriteBatch)
 REQUEST_ID: Final = web.RequestKey("request_id", str)

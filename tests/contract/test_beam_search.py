@@ -10,7 +10,7 @@ import pytest
 from lmi_vllm.demo import DEMO_MODEL_DIR
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import PayloadError
-from lmi_vllm.inference.lmi_lane import LmiRequest, parse_lmi_request
+from lmi_vllm.inference.request.lmi import LmiRequest, parse_lmi_request
 from lmi_vllm.inference.response.formatters import LMI_SCHEMA, format_result, rank_candidates
 from lmi_vllm.messages import AdapterRef, GenerationJob, OpenAICall, ServingProfile
 from tests.contract.adapter_loader import Loader

@@ -16,7 +16,8 @@ from transformers import AutoTokenizer
 from lmi_vllm.demo import DEMO_MODEL_DIR
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import PayloadError
-from lmi_vllm.inference.lmi_lane import job_result, make_job, parse_lmi_request
+from lmi_vllm.inference.lmi_lane import job_result, make_job
+from lmi_vllm.inference.request.lmi import parse_lmi_request
 from lmi_vllm.inference.request.parameters import GenerationParameters
 from lmi_vllm.inference.response.formatters import (
     LMI_SCHEMA,

@@ -20,7 +20,8 @@ import pytest
 from lmi_vllm.demo import DEMO_MODEL_DIR
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import ConfigurationError, EngineDeadError, EngineStartError, PayloadError
-from lmi_vllm.inference.lmi_lane import make_job, parse_lmi_request
+from lmi_vllm.inference.lmi_lane import make_job
+from lmi_vllm.inference.request.lmi import parse_lmi_request
 from lmi_vllm.inference.request.parameters import parse_parameters
 from lmi_vllm.inference.request.sampling import sampling_fields
 from lmi_vllm.messages import GenerationChunk, GenerationJob, OpenAICall, ServingProfile

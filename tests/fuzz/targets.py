@@ -22,9 +22,9 @@ from lmi_vllm.demo import DEMO_MODEL_DIR
 from lmi_vllm.errors import LmiError
 from lmi_vllm.extras.error_rates.rates import error_rate
 from lmi_vllm.inference.context import adapter_names
-from lmi_vllm.inference.lmi_lane import parse_lmi_request
 from lmi_vllm.inference.pipeline import PayloadKind, dispatch
 from lmi_vllm.inference.request.body import check_limits, decode_body, form_field, sequence_count
+from lmi_vllm.inference.request.lmi import parse_lmi_request
 from lmi_vllm.messages import InferenceCall, RequestLimits, ServingProfile
 from lmi_vllm.sources.extract import extract_archive
 from lmi_vllm.web.inference_routes import request_properties

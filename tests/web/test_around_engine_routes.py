@@ -16,8 +16,7 @@ from lmi_vllm.errors import Dialect
 from lmi_vllm.extras.scripted.engine import ScriptedEngine
 from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.messages import HttpRoute, OpenAIReply, RouteKind, ServingProfile
-from lmi_vllm.web.app import WebOptions
-from lmi_vllm.web.request import SERVICE
+from lmi_vllm.web.request import SERVICE, WebOptions
 from tests.conftest import ServeScripted
 from tests.support.queue import admitted
 from tests.support.scripted_application import EchoingApplication

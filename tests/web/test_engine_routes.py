@@ -13,8 +13,7 @@ from aiohttp import FormData, WSServerHandshakeError
 from lmi_vllm.errors import Dialect, Fault
 from lmi_vllm.extras.scripted.engine import ScriptedEngine
 from lmi_vllm.messages import HttpRoute, RouteKind, ServingProfile
-from lmi_vllm.web.app import WebOptions
-from lmi_vllm.web.request import Routes
+from lmi_vllm.web.request import Routes, WebOptions
 from tests.conftest import ServeScripted
 from tests.support.queue import admitted
 from tests.support.scripted_application import EchoingApplication as Application

@@ -8,7 +8,7 @@ import pytest
 from lmi_vllm.errors import Fault, LmiError, StatusTable
 from lmi_vllm.extras.scripted.engine import Fail, Pause, ScriptedEngine
 from lmi_vllm.messages import ServingProfile
-from lmi_vllm.web.app import WebOptions
+from lmi_vllm.web.request import WebOptions
 from tests.conftest import ServeScripted
 from tests.web.conftest import A, queue_of, send_raw
 

@@ -6,8 +6,7 @@ import pytest
 from aiohttp.test_utils import TestClient
 
 from lmi_vllm.messages import ServingProfile
-from lmi_vllm.web.app import WebOptions
-from lmi_vllm.web.request import OPEN_PATHS
+from lmi_vllm.web.request import OPEN_PATHS, WebOptions
 from tests.conftest import ServeScripted
 from tests.web.conftest import STREAM, queue_of, send_raw
 

@@ -8,7 +8,6 @@ from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import StatusTable
 from lmi_vllm.extras.scripted.engine import ScriptedEngine
 from lmi_vllm.hooks import NO_HOOKS, Hooks
-from lmi_vllm.inference.lmi_lane import LmiRequest
 from lmi_vllm.messages import InferenceCall, Reply, ServingProfile
 from tests.conftest import ServeScripted
 from tests.web.conftest import register
@@ -39,10 +38,6 @@ class Say:
     def undecoded(self, call: InferenceCall) -> Any:
         """Return the body as text."""
         return {"inputs": call.body.decode()}
-
-    def completion_request(self, request: LmiRequest, _: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the prompt alone."""
-        return {"prompt": request.prompts[0]}
 
     async def __call__(self, _: InferenceCall, given: Any, *rest: Any) -> Any:
         """Return the payload, and after vLLM's answer the answer."""

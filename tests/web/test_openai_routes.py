@@ -5,8 +5,7 @@ import re
 import pytest
 
 from lmi_vllm.extras.scripted.engine import ScriptedEngine
-from lmi_vllm.web.app import WebOptions
-from lmi_vllm.web.request import OPENAI_ROUTES
+from lmi_vllm.web.request import OPENAI_ROUTES, WebOptions
 from tests.conftest import ServeScripted
 from tests.support.queue import admitted
 from tests.support.scripted_application import ROUTES

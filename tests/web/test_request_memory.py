@@ -11,8 +11,8 @@ from aiohttp import web
 from lmi_vllm.errors import LmiError
 from lmi_vllm.inference.context import RequestContext
 from lmi_vllm.messages import InferenceCall, ServingProfile
-from lmi_vllm.web.app import WebOptions
 from lmi_vllm.web.connection import ClientTimeouts
+from lmi_vllm.web.request import WebOptions
 from tests.conftest import ServeScripted
 from tests.web.conftest import until
 

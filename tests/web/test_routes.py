@@ -4,8 +4,7 @@ import pytest
 
 from lmi_vllm.extras.scripted.engine import ScriptedEngine
 from lmi_vllm.messages import ServingProfile
-from lmi_vllm.web.app import WebOptions
-from lmi_vllm.web.request import Routes
+from lmi_vllm.web.request import Routes, WebOptions
 from tests.conftest import ServeScripted
 from tests.web.conftest import lifecycle_of
 

@@ -30,8 +30,7 @@ from lmi_vllm.extras.api_docs.operations import (
 from lmi_vllm.extras.api_docs.page import docs_page
 from lmi_vllm.extras.api_docs.schemas import any_of, own_schemas, reference
 from lmi_vllm.inference.service import InferenceService
-from lmi_vllm.web.app import WebOptions
-from lmi_vllm.web.request import OPENAI_ROUTES, OPTIONS, SERVICE, RouteGroup, dialect_of
+from lmi_vllm.web.request import OPENAI_ROUTES, OPTIONS, SERVICE, RouteGroup, WebOptions, dialect_of
 
 OPENAPI_VERSION: Final = "3.1.0"
 _OPENAI_PREFIX: Final = "openai:"

@@ -2,10 +2,9 @@
 
 import contextlib
 import inspect
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Any, Final
+from typing import Any
 
 import orjson
 
@@ -21,18 +20,13 @@ from lmi_vllm.extras.custom_code.functions import (
     new_payload,
 )
 from lmi_vllm.extras.custom_code.rolling_batch import FORMATTER_FAILED, GIVEN_INPUT
-from lmi_vllm.inference.lmi_lane import LmiRequest
 from lmi_vllm.inference.request.body import decode_body
 from lmi_vllm.inference.response.openai_events import SSE_ERROR, error_of
 from lmi_vllm.inference.response.streams import close_iterator
 from lmi_vllm.messages import FRAMINGS, InferenceCall, OpenAIReply, Reply
 
+
 # What vLLM's completion handler would take from the model's generation config if left out.
-_NEUTRAL: Final[Mapping[str, object]] = MappingProxyType(
-    {"repetition_penalty": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
-)
-
-
 @dataclass(frozen=True, slots=True)
 class InputFormatter:
     """Calls the user's function that turns a payload into another."""
@@ -79,24 +73,6 @@ class OutputFormatter:
 
     function: OutputFunction
     caller: CodeCaller
-
-    def completion_request(self, request: LmiRequest, payload: Mapping[str, Any]) -> dict[str, Any]:
-        """Return vLLM's completion request that means the same as an LMI one."""
-        prompt: Any = list(request.prompts) if request.is_list else request.prompts[0]
-        body: dict[str, Any] = {"prompt": prompt, "stream": request.is_streaming}
-        if not request.apply_model_defaults:
-            body |= _NEUTRAL
-        body |= request.sampling
-        if request.truncate is not None:
-            body["truncate_prompt_tokens"] = request.truncate
-        if request.priority:
-            body["priority"] = request.priority
-        if (beams := request.candidates.beams) is not None:
-            body |= {"use_beam_search": True, "n": beams.width}
-            body["length_penalty"] = beams.length_penalty
-        if request.return_full_text:
-            body["echo"] = True
-        return body | {key: payload[key] for key in ("adapters", "model") if key in payload}
 
     async def __call__(
         self, call: InferenceCall, payload: Any, answer: OpenAIReply, statuses: StatusTable

@@ -5,8 +5,7 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
 
 from lmi_vllm.adapters.adapter import Adapter
-from lmi_vllm.adapters.hooks import MakeHooks, no_hooks
-from lmi_vllm.adapters.registry import AdapterRegistry, evicted
+from lmi_vllm.adapters.registry import AdapterRegistry, MakeHooks, evicted, no_hooks
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import UnknownAdapterError
 from lmi_vllm.hooks import NO_HOOKS

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from lmi_vllm.config.setting import Setting
 from lmi_vllm.config.settings import Settings
@@ -13,9 +13,6 @@ from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import EngineArguments, OriginKind
 from lmi_vllm.server.context import ServerEvents
 from lmi_vllm.translate.devices import detect_devices
-
-if TYPE_CHECKING:
-    from lmi_vllm.extras.management.slot import ModelSlot
 
 
 class ModelConflictError(ManagementError):
@@ -47,10 +44,10 @@ class ShownModel:
 
 @dataclass(slots=True)
 class ManagedModel:
-    """The model of one server; without a slot it is the start's, and stays."""
+    """The model of one server; where it is the start's, it stays."""
 
     shown: ShownModel = field(default_factory=ShownModel)
-    slot: "ModelSlot | None" = None
+    is_registered: bool = False  # by a call, in a `ModelSlot`
 
 
 def managed_model(service: InferenceService) -> ManagedModel:
@@ -69,7 +66,7 @@ async def describing(
         has_gpu = bool(detect_devices(environ).gpu_count)
         least, most = _worker_counts(settings, has_gpu)
         model.shown = ShownModel(
-            is_loaded_at_startup=model.slot is None,
+            is_loaded_at_startup=not model.is_registered,
             start_time=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
             device_type="gpu" if has_gpu else "cpu",
             batch_size=_shown_count(settings.server.batch_size, 1),

@@ -18,7 +18,7 @@ from lmi_vllm.extras.management.managed_model import (
     managed_model,
 )
 from lmi_vllm.extras.management.requests import given_arguments, page_answer
-from lmi_vllm.extras.management.slot import NewModel
+from lmi_vllm.extras.management.slot import NewModel, model_slot
 from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.masked_urls import mask_urls
@@ -106,9 +106,9 @@ async def one_model(request: web.Request) -> web.Response:
         )
     if request.method == "PUT":
         return _scaled(request, service)
-    if model.slot is None:
+    if (slot := model_slot(service)) is None:
         raise ModelCapacityError("the model this server was started with cannot be unregistered")
-    await model.slot.unregister()
+    await slot.unregister()
     return json_answer({"status": f'Model or workflow "{name}" unregistered'})
 
 
@@ -154,7 +154,7 @@ async def _register(request: web.Request, service: InferenceService) -> web.Resp
     is_synchronous = texts.get("synchronous", "true").lower() == "true"
     new = NewModel(texts["url"], texts.get("model_name", ""), is_synchronous, texts)
     _check_name(service, new)
-    slot = managed_model(service).slot
+    slot = model_slot(service)
     if slot is None:
         raise ModelCapacityError(
             f"{new.url} cannot be loaded: this server serves one model per process, the one it was "

@@ -30,6 +30,7 @@ from lmi_vllm.extras.management.managed_model import (
     managed_model,
 )
 from lmi_vllm.inference.lifecycle import State
+from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.server.context import ServerContext
 from lmi_vllm.server.model_manager import MakeSupervisor
 from lmi_vllm.server.model_settings import complete_settings
@@ -62,7 +63,8 @@ class ModelSlot:
     ) -> None:
         self._service = context.service
         self._model = managed_model(context.service)
-        self._model.slot = self
+        self._model.is_registered = True
+        context.service.kept[ModelSlot] = self
         self._typed = typed
         self._environ, self._exports = context.environ, context.exports
         self._configuration = context.configuration
@@ -181,6 +183,12 @@ class ModelSlot:
         self._service.detach()
         self._model.shown = ShownModel()
         self._service.lifecycle.remove_model()
+
+
+def model_slot(service: InferenceService) -> ModelSlot | None:
+    """Return the slot of a server that was started without a model; None of any other."""
+    slot = service.kept.get(ModelSlot)
+    return slot if isinstance(slot, ModelSlot) else None
 
 
 def _command_line(typed: CommandLine, new: NewModel) -> CommandLine:

@@ -8,7 +8,7 @@ from typing import Any, Final
 import orjson
 
 from lmi_vllm.errors import PayloadError
-from lmi_vllm.inference.context import NAMES_OF_ADAPTERS
+from lmi_vllm.inference.request.lmi import NAMES_OF_ADAPTERS
 from lmi_vllm.inference.request.parameters import UnreadNames
 from lmi_vllm.inference.response.openai_events import lmi_reply
 from lmi_vllm.messages import POOLING_KINDS, OpenAIReply, Reply, ServingProfile

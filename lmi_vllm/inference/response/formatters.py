@@ -7,11 +7,12 @@ docs/requests.md has the formats; JSON is compact and not ASCII-escaped.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import orjson
 
 from lmi_vllm.errors import tgi_error
+from lmi_vllm.inference.request.lmi import LmiRequest, streams_by_default
 from lmi_vllm.inference.request.sampling import Candidates
 from lmi_vllm.messages import (
     ACCEPTED_FRAMINGS,
@@ -24,10 +25,6 @@ from lmi_vllm.messages import (
     TgiRoute,
     TokenLogprob,
 )
-
-if TYPE_CHECKING:  # requests ask here which formatters stream
-    from lmi_vllm.inference.lmi_lane import LmiRequest
-
 
 # vLLM's finish reasons in LMI's words; the stop reason distinguishes two kinds of `stop`.
 _FINISH_REASONS: Final[Mapping[str | None, str]] = MappingProxyType(
@@ -49,12 +46,6 @@ def choose_framing(accept: str, output_formatter: str | None, *, tgi_compat: boo
     if streams_by_default(output_formatter):
         return FRAMINGS[str(output_formatter)]
     return FRAMINGS["sse" if tgi_compat else "jsonlines"]
-
-
-def streams_by_default(output_formatter: str | None) -> bool:
-    """Whether that formatter streams the answers of requests without `stream`."""
-    framing = FRAMINGS.get(output_formatter or "")
-    return framing is not None and framing.is_streamed
 
 
 def finish_reason(chunk: GenerationChunk) -> str:
@@ -156,7 +147,7 @@ _Template = tuple[bytes, int]  # a row, and how often it has the log probability
 class StreamFormatter:
     """Formats one streamed sequence: one framed row per token."""
 
-    request: "LmiRequest"
+    request: LmiRequest
     prompt: str
     schema: Schema
     framing: Framing
@@ -251,13 +242,13 @@ class StreamFormatter:
         return row
 
 
-def _as_row(request: "LmiRequest", schema: Schema) -> Callable[[GeneratedToken], dict[str, Any]]:
+def _as_row(request: LmiRequest, schema: Schema) -> Callable[[GeneratedToken], dict[str, Any]]:
     """Return the function that makes a token's row; candidates always have probabilities."""
     return schema.token if request.wants_logprobs else bare_token
 
 
 def format_result(
-    request: "LmiRequest", prompt: str, sequences: Sequence[GenerationChunk], schema: Schema
+    request: LmiRequest, prompt: str, sequences: Sequence[GenerationChunk], schema: Schema
 ) -> dict[str, Any]:
     """Return the result object of one prompt; `sequences` are its candidates, best first."""
     best = sequences[0]
@@ -303,12 +294,12 @@ def encode_results(results: Sequence[dict[str, Any]], *, is_list: bool, schema: 
     return frame(FRAMINGS["json"], document)
 
 
-def _full_text(request: "LmiRequest", prompt: str, chunk: GenerationChunk) -> str:
+def _full_text(request: LmiRequest, prompt: str, chunk: GenerationChunk) -> str:
     return prompt + chunk.text if request.return_full_text else chunk.text
 
 
 def _other_sequence(
-    request: "LmiRequest", prompt: str, chunk: GenerationChunk, schema: Schema
+    request: LmiRequest, prompt: str, chunk: GenerationChunk, schema: Schema
 ) -> dict[str, Any]:
     is_shown = schema.is_tgi or request.decoder_input_details
     prefill = {"prefill": _prefill(chunk, schema)} if is_shown else {}
@@ -331,9 +322,7 @@ def _prefill(chunk: GenerationChunk, schema: Schema) -> list[dict[str, Any]]:
     return list(map(schema.token, tokens))
 
 
-def _all_top_tokens(
-    request: "LmiRequest", chunk: GenerationChunk, schema: Schema
-) -> dict[str, Any]:
+def _all_top_tokens(request: LmiRequest, chunk: GenerationChunk, schema: Schema) -> dict[str, Any]:
     if not request.top_n_tokens:
         return {}
     return {"top_tokens": [_top_tokens(token.top, schema) for token in chunk.tokens]}

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from lmi_vllm.inference.lmi_lane import LmiRequest, parse_lmi_request
+from lmi_vllm.inference.request.lmi import LmiRequest, parse_lmi_request
 from lmi_vllm.inference.request.sampling import Candidates
 from lmi_vllm.inference.response.formatters import (
     LMI_SCHEMA,

@@ -3,9 +3,9 @@ from typing import Any
 import pytest
 
 from lmi_vllm.errors import PayloadError
-from lmi_vllm.inference.lmi_lane import LmiRequest, parse_lmi_request
 from lmi_vllm.inference.pipeline import dispatch
 from lmi_vllm.inference.request.body import decode_body, form_field
+from lmi_vllm.inference.request.lmi import LmiRequest, parse_lmi_request
 from lmi_vllm.inference.request.sampling import Candidates
 from lmi_vllm.messages import BeamSearch, RequestLimits, ServingProfile, TgiRoute
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmi_vllm.inference.lmi_lane import parse_lmi_request
+from lmi_vllm.inference.request.lmi import parse_lmi_request
 from lmi_vllm.inference.response.formatters import (
     LMI_SCHEMA,
     TGI_ROOT_SCHEMA,

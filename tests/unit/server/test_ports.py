@@ -10,8 +10,7 @@ from aiohttp.test_utils import TestClient
 from lmi_vllm.config.listen import ListenAddress
 from lmi_vllm.errors import StartupError
 from lmi_vllm.server.ports import open_port
-from lmi_vllm.web.app import WebOptions
-from lmi_vllm.web.request import SERVICE
+from lmi_vllm.web.request import SERVICE, WebOptions
 from tests.conftest import ServeScripted
 
 

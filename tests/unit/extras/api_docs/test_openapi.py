@@ -11,7 +11,7 @@ from lmi_vllm.extras.api_docs.openapi import build_document
 from lmi_vllm.extras.api_docs.operations import OPERATIONS
 from lmi_vllm.extras.scripted.engine import ScriptedEngine
 from lmi_vllm.messages import ServingProfile
-from lmi_vllm.web.app import WebOptions
+from lmi_vllm.web.request import WebOptions
 from tests.conftest import ServeScripted
 from tests.support.scripted_application import DESCRIPTION, ROUTES
 from tests.support.vllm_routes import script

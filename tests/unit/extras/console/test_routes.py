@@ -13,7 +13,7 @@ import lmi_vllm.extras.console.routes as console_module
 from lmi_vllm.extras.console.routes import ConsoleOptions, group
 from lmi_vllm.inference.lifecycle import Phase
 from lmi_vllm.messages import ServingProfile
-from lmi_vllm.web.app import Routes, WebOptions
+from lmi_vllm.web.request import Routes, WebOptions
 from tests.conftest import ServeScripted
 from tests.web.conftest import lifecycle_of
 

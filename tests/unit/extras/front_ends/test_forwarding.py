@@ -17,8 +17,7 @@ from lmi_vllm.inference.context import RequestStep
 from lmi_vllm.inference.lifecycle import Lifecycle, State
 from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.inference.service import InferenceService
-from lmi_vllm.web.app import WebOptions
-from lmi_vllm.web.request import PEER
+from lmi_vllm.web.request import PEER, WebOptions
 from tests.conftest import packed_server
 from tests.web.conftest import lifecycle_of
 

@@ -12,8 +12,7 @@ from lmi_vllm.extras.scripted.engine import Fail, ScriptedEngine
 from lmi_vllm.extras.text_embedding.requests import TextStep
 from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.messages import ServingProfile
-from lmi_vllm.web.app import Routes, WebOptions
-from lmi_vllm.web.request import SERVICE
+from lmi_vllm.web.request import SERVICE, Routes, WebOptions
 from tests.conftest import ServeScripted
 from tests.support.assembled import load_settings
 from tests.web.conftest import lifecycle_of, register
