@@ -10,9 +10,8 @@ from aiohttp.test_utils import TestClient
 from lmi_vllm.errors import Dialect
 from lmi_vllm.extras.scripted.engine import ScriptedEngine
 from lmi_vllm.messages import HttpRoute, RouteKind, ServingProfile
-from lmi_vllm.web.app import WebOptions
 from lmi_vllm.web.inference_routes import request_properties
-from lmi_vllm.web.request import SERVICE
+from lmi_vllm.web.request import SERVICE, WebOptions
 from tests.conftest import ServeScripted
 from tests.support.queue import admitted
 from tests.support.scripted_application import EchoingApplication
