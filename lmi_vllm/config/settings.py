@@ -127,8 +127,14 @@ class Settings:
 
     @property
     def environment_exports(self) -> Mapping[str, str]:
-        """The variables that `option.env` asks for."""
-        return self.model.env or _NOTHING
+        """The variables that `option.env` asks for, and the hub's token if it is an argument.
+
+        vLLM reads its argument `hf_token` for config.json only; fetches read the variable.
+        """
+        token = self.model.arguments.get("hf_token")
+        if not isinstance(token, str):
+            return self.model.env or _NOTHING
+        return {**(self.model.env or _NOTHING), "HF_TOKEN": token}
 
     def server_details(self) -> Iterator[Setting]:
         """Every setting of the server and of the extras that has a value."""

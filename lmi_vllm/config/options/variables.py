@@ -85,7 +85,8 @@ class Variables(Section):
     lmi_console: str = variable(parse.one_of("auto", "on", "off"),
         "The web console; auto: on loopback, or when a key is set.", default="auto",
         values="auto, on, off")
-    hf_token: str | None = variable(parse.any_text, "Token for the Hugging Face hub.")
+    hf_token: str | None = variable(parse.any_text, "Token for the Hugging Face hub. The engine "
+        "argument hf_token (--hf-token) comes before it.")
     hugging_face_hub_token: str | None = variable(parse.any_text, "Read when HF_TOKEN is unset.")
     hf_home: str | None = variable(parse.any_text, "The hub library's cache.", values="path")
     hf_endpoint: str | None = variable(parse.any_text, "Another hub.", values="URL")
