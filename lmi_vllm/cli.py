@@ -71,7 +71,7 @@ def main(arguments: list[str] | None = None) -> None:
         fail(f"{words[0]}: {REFUSED_VERBS[words[0]]}")
     if words and words[0] == "serve":
         _set_variables(words[1:])
-    parsed = _parse(words)
+    parsed = parse(words)
     run = importlib.import_module(VERBS[parsed.verb].module).run
     try:
         code = run(parsed, MappingProxyType(dict(os.environ)), _made_for(parsed.verb))
@@ -94,7 +94,7 @@ def open_closed_streams() -> None:
     sys.stderr = sys.stderr or os.fdopen(_STDERR, "w", 1, closefd=False)
 
 
-def _parse(words: list[str]) -> argparse.Namespace:
+def parse(words: list[str]) -> argparse.Namespace:
     """Return the parsed arguments; only the chosen verb's module is imported."""
     parser = argparse.ArgumentParser(prog="lmi-vllm", description="LMI-compatible server on vLLM.")
     parser.add_argument("--version", action="version", version=f"lmi-vllm {__version__}")

@@ -106,7 +106,8 @@ def _sources(
     # Its path is the local one; its reference decides which paths adapters may name.
     base = describe_base(Path(model.model), (model.reference, model.model, model.name), rank)
     own = frozenset(map(str, local.values()))
-    return AdapterSources(configuration.sources, environ, policy, base, model.directory, own)
+    known = {**environ, **settings.environment_exports}
+    return AdapterSources(configuration.sources, known, policy, base, model.directory, own)
 
 
 def _warn_of_hidden(

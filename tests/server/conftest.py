@@ -186,6 +186,11 @@ class Serving:
         return self.printed().partition("Listening on ")[2].split()[0]
 
     @property
+    def served_names(self) -> tuple[str, ...]:
+        """The names of its base model."""
+        return self._server.service.profile.served_names
+
+    @property
     def in_flight(self) -> int:
         """Requests in its queue."""
         return self._server.service.queue.in_flight

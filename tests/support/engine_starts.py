@@ -13,7 +13,8 @@ from typing import Final
 # a run may have some more or less than the 24 and 121 that were counted. The contract has five more
 # for DistilBERT and gte v1.5: each is a model of its own.
 # Published weights and tokenizers are three more, of which no other server of the suite has any.
-BUDGETS: Final[Mapping[str, int]] = MappingProxyType({"contract": 32, "integration": 133})
+# Deployments of other servers are six more: what is proven is a start with their words.
+BUDGETS: Final[Mapping[str, int]] = MappingProxyType({"contract": 32, "integration": 139})
 
 
 @dataclass

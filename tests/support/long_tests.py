@@ -111,6 +111,8 @@ LONG: Final[Mapping[str, str]] = MappingProxyType({
     "integration/sigterm_in_every_phase.py": _DRAIN,
     "integration/speculative_decoding.py": "integration/engine_features.py",
     "integration/speech_to_text.py": "tests/contract/test_multipart.py",
+    "integration/started_as_vllm_serve.py::test_deployment_of_another_server":
+        "the other test of the file, and tests/server/test_started_as_another_server.py",
     "integration/storm.py": _ADAPTERS,
     "integration/two_nodes.py": "tests/unit/extras/nodes",
 })  # fmt: skip

@@ -10,11 +10,11 @@ from types import MappingProxyType
 import pytest
 
 from lmi_vllm.assembly import configuration
-from lmi_vllm.cli import _parse
+from lmi_vllm.cli import parse
 from lmi_vllm.commands.explain import command_line_of
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.demo import DEMO_MODEL_DIR
-from lmi_vllm.extras.image.commands import as_vllm_command
+from lmi_vllm.extras.image.__main__ import as_verb
 
 Started = Callable[..., Settings]
 MODEL = str(DEMO_MODEL_DIR)
@@ -33,7 +33,7 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Started:
     """Return the settings of a command in our image, with these variables."""
 
     def start(words: list[str], environ: Mapping[str, str] = MappingProxyType({})) -> Settings:
-        parsed = _parse((words and as_vllm_command(words, environ)) or ["serve", *words])
+        parsed = parse(as_verb(words, environ) if words else ["serve"])
         options = configuration().options
         store = {"SERVING_MODEL_STORE": str(tmp_path), **environ}
         return configuration().load(store, command_line_of(parsed, options))

@@ -1,7 +1,7 @@
 """The entry point of our images: selects the verb and execs it, without a shell.
 
 The command replaces this process, so it gets the signals and its exit code is the container's.
-`health` requests /ping of the server of the same environment, for Docker's HEALTHCHECK. A folder, a
+`health` requests /ping of the server of the same container, for Docker's HEALTHCHECK. A folder, a
 URL or a hub id as first word is the model of `serve`, and the commands of vLLM's server lead here
 (`commands`).
 """
@@ -25,7 +25,8 @@ from types import MappingProxyType
 from typing import Final, NoReturn
 
 from lmi_vllm.assembly import configuration
-from lmi_vllm.cli import REFUSED_VERBS, VERBS, fail, open_closed_streams
+from lmi_vllm.cli import REFUSED_VERBS, VERBS, fail, open_closed_streams, parse
+from lmi_vllm.commands.explain import command_line_of
 from lmi_vllm.config.listen import ListenAddress, read_address
 from lmi_vllm.extras.image.commands import PLAIN_PROGRAM, as_vllm_command, install_here
 
@@ -45,21 +46,27 @@ def main(arguments: list[str] | None = None) -> None:
         install_here()
         return
     if words == ["health"]:
-        sys.exit(check_health(environ))
+        sys.exit(check_health(environ, words_of_server(environ)))
     if "SM_NEO_EXECUTION_CONTEXT" in environ:
         fail(
             "SM_NEO_EXECUTION_CONTEXT: compilation jobs are not supported; serve reads checkpoints"
         )
-    if (serve := as_vllm_command(words, environ)) is not None:
-        words = serve
-    elif words[0] not in HELP and (words[0].startswith("-") or names_model(words[0])):
-        words = ["serve", *words]
-    elif Path(words[0]).name == "vllm":
+    words = as_verb(words, environ)
+    if Path(words[0]).name == "vllm":
         words[0] = PLAIN_PROGRAM
     if words[0] in (*VERBS, *REFUSED_VERBS, *HELP):
         environ |= compatibility(environ, COMPAT_FOLDER, DRIVER_VERSION)
         words = [sys.executable, "-P", "-m", "lmi_vllm", *words]
     exec_command(words, environ)
+
+
+def as_verb(words: list[str], environ: Mapping[str, str]) -> list[str]:
+    """Return these words with the verb `serve` where they mean it; others as they are."""
+    if (serve := as_vllm_command(words, environ)) is not None:
+        return serve
+    if words[0] not in HELP and (words[0].startswith("-") or names_model(words[0])):
+        return ["serve", *words]
+    return words
 
 
 def names_model(word: str) -> bool:
@@ -100,9 +107,27 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split("."))
 
 
-def check_health(environ: Mapping[str, str]) -> int:
-    """Return 0 when /ping is 200; else print why and return 1."""
-    settings = configuration().load(environ)
+def words_of_server(environ: Mapping[str, str], first: Path = Path("/proc/1/cmdline")) -> list[str]:
+    """Return the words of the server that is the container's first process; `serve` without one.
+
+    Its flags can name another port, socket or scheme than the variables that this process sees.
+    With `docker run --init` the first process is an init that has our entry point as its words.
+    """
+    try:
+        words = first.read_bytes().decode(errors="replace").split("\0")[:-1]
+    except OSError:  # no /proc, or another user's process
+        return ["serve"]
+    for place, module in enumerate(words):
+        if words[place - 1 : place] == ["-m"] and module in ("lmi_vllm", __package__):
+            found = as_verb(words[place + 1 :] or ["serve"], environ)
+            return found if found[0] == "serve" else ["serve"]
+    return ["serve"]
+
+
+def check_health(environ: Mapping[str, str], words: list[str]) -> int:
+    """Return 0 when /ping of the server with these words is 200; else print why and return 1."""
+    made = configuration()
+    settings = made.load(environ, command_line_of(parse(words), made.options))
     address = read_address(settings.server.inference_address)
     try:
         connection = _connect(address)

@@ -272,6 +272,6 @@ def test_option_env_is_exported(explained: ExplainRun) -> None:
 
 @pytest.mark.parametrize("name", ["OPTION_HF_TOKEN", "SM_VLLM_HF_TOKEN"])
 def test_token_of_an_engine_argument_is_the_fetches_token(name: str) -> None:
-    """vLLM's own argument reaches config.json only; weights and adapters need it, too."""
+    """The argument of vLLM reaches config.json only; weights and adapters need it, too."""
     settings = load_settings({name: "hf_of_argument", "HF_TOKEN": "hf_other", "OPTION_ENV": "A=1"})
     assert settings.environment_exports == {"A": "1", "HF_TOKEN": "hf_of_argument"}

@@ -21,10 +21,11 @@ from tests.support.assembled import CONFIGURATION, load_settings, translate
 async def test_settings_are_not_read_a_second_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`1` switches hub ids on, and a size with a decimal point is one."""
+    """`1` switches hub ids on, a size with a decimal point is one, `option.env` reaches fetches."""
     folder = copy_adapter(tmp_path / "adapter")
     monkeypatch.setattr(Sources, "fetch_model", lambda *_, **__: folder)
     environ = {"LMI_ADAPTER_HUB": "1", "LMI_ADAPTER_MAX_SIZE": "1000000.0"}
+    set_for_fetches = {"OPTION_ENV": "HF_ENDPOINT=http://hub.internal", "OPTION_HF_TOKEN": "hf_own"}
     found: list[AdapterSources] = []
 
     def hooks(_: AdapterRegistry, sources: AdapterSources) -> AdapterHooks:
@@ -32,8 +33,10 @@ async def test_settings_are_not_read_a_second_time(
         return AdapterHooks()
 
     model = ModelArtifacts("m", str(tmp_path), str(tmp_path))
-    settings = load_settings({**environ, "OPTION_ENABLE_LORA": "true"})
+    settings = load_settings({**environ, **set_for_fetches, "OPTION_ENABLE_LORA": "true"})
     ready = ReadyFiles(model, translate(settings, model, Devices(0)))
     await load_adapters(ready, CONFIGURATION, environ, MagicMock(), load_code=no_code, hooks=hooks)
     assert found[0].resolve("someone/french") == str(folder)
     assert found[0].limits.total_bytes == 1_000_000
+    assert found[0].environ["HF_ENDPOINT"] == "http://hub.internal"
+    assert found[0].environ["HF_TOKEN"] == "hf_own"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from lmi_vllm.extras.image.__main__ import compatibility
+from lmi_vllm.extras.image.__main__ import check_health, compatibility, words_of_server
 
 ROOT = Path(__file__).parents[4]
 DOCKERFILES = sorted((ROOT / "config" / "docker").glob("Dockerfile.*"))
@@ -151,6 +151,40 @@ def test_health_names_the_address_where_nothing_listens() -> None:
     assert answer.returncode == 1
     assert f":{port}/ping" in answer.stdout
     assert answer.stderr == ""
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        "/opt/lmi/bin/python -P -m lmi_vllm serve --vllm-defaults /mnt/models --port {port}",
+        "/sbin/docker-init -- /opt/lmi/bin/python -P -m lmi_vllm.extras.image vllm serve "
+        "/mnt/models --port {port}",
+        "python -P -m lmi_vllm.extras.image {model} --port={port}",
+    ],
+)
+def test_health_asks_the_port_of_the_server_s_flags(
+    tmp_path: Path, first: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`docker run IMAGE vllm serve … --port 8000`: the check asked 8080 and called it unhealthy."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    (tmp_path / "cmdline").write_bytes(
+        b"".join(word.encode() + b"\0" for word in first.format(port=port, model=tmp_path).split())
+    )
+    words = words_of_server({}, tmp_path / "cmdline")
+    assert check_health({"SERVING_MODEL_STORE": str(tmp_path)}, words) == 1
+    assert f":{port}/ping" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "first", ["bash\0", "sleep\0inf\0", "/opt/lmi/bin/python\0-m\0lmi_vllm\0fetch\0acme/tiny\0", ""]
+)
+def test_health_of_another_first_process_is_by_the_variables(tmp_path: Path, first: str) -> None:
+    """A shell that started the server, or no server at all."""
+    (tmp_path / "cmdline").write_text(first)
+    assert words_of_server({}, tmp_path / "cmdline") == ["serve"]
+    assert words_of_server({}, tmp_path / "none") == ["serve"]
 
 
 @pytest.mark.parametrize(
