@@ -23,6 +23,7 @@ from vllm.sampling_params import (
     SamplingParams,
     StructuredOutputsParams,
 )
+from vllm.tokenizers.registry import cached_tokenizer_from_config
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.engine.detokenizer import FastIncrementalDetokenizer
 from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
@@ -61,6 +62,7 @@ __all__ = [
     "StructuredOutputsParams",
     "VLLMValidationError",
     "VllmEngineDeadError",
+    "cached_tokenizer_from_config",
     "create_error_response",
     "current_platform",
     "our_errors",

@@ -26,6 +26,7 @@ from lmi_vllm.engine.vllm.configuration import (
     runs_on_cpu,
     worked_around,
 )
+from lmi_vllm.engine.vllm.names import cached_tokenizer_from_config
 from lmi_vllm.engine.vllm.processes import (
     ERROR_FILE_VARIABLE,
     adopt_forked_engines,
@@ -36,6 +37,7 @@ from lmi_vllm.engine.vllm.processes import (
 )
 from lmi_vllm.engine.vllm.signals import block_ending_signals
 from lmi_vllm.engine.vllm.start_method import why_spawned
+from lmi_vllm.engine.vllm.tokenizer_trial import tried
 from lmi_vllm.engine.vllm.workarounds import Scope
 from lmi_vllm.engine.vllm.workarounds.not_finite import NOT_FINITE_COUNT
 from lmi_vllm.errors import ConfigurationError, EngineStartError
@@ -119,6 +121,8 @@ def _start(
             arguments = adjusted_for_cpu(arguments)
         read = VllmArguments.of(arguments, checked)
         config = engine_config(read.namespace, len(clients) or 1, 0, is_cpu=is_cpu)
+        model = config.model_config
+        tried(str(model.tokenizer), partial(cached_tokenizer_from_config, model))
         _choose_start_method(arguments, is_cpu=is_cpu)
         own_length = config.model_config.max_model_len
         setup = EngineSetup(read, config, profile, thread, is_cpu, parts)

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -19,6 +20,7 @@ from transformers import (
 )
 from transformers.utils.logging import disable_progress_bar
 
+from lmi_vllm.engine.vllm.tokenizer_trial import tried
 from lmi_vllm.engine.vllm.workarounds import Scope, apply_to_the_end
 from lmi_vllm.errors import EngineStartError
 from lmi_vllm.messages import EngineArguments
@@ -62,6 +64,7 @@ def load_model(arguments: EngineArguments) -> LoadedModel:
     dtype = _DTYPES.get(str(values.get("dtype") or "auto"))
     if dtype is None:
         raise EngineStartError(f"option.dtype={values['dtype']}: allowed are {', '.join(_DTYPES)}")
+    tokenizer = _tokenizer(str(values.get("tokenizer") or path), common)
     model, found = AutoModelForSeq2SeqLM.from_pretrained(
         path, dtype=dtype, output_loading_info=True, **common
     )
@@ -69,12 +72,6 @@ def load_model(arguments: EngineArguments) -> LoadedModel:
         raise EngineStartError(
             f"the checkpoint lacks {len(missing)} tensors of {type(model).__name__}: "
             + ", ".join(missing[:5])
-        )
-    apply_to_the_end(Scope.TOKENIZERS)
-    tokenizer = AutoTokenizer.from_pretrained(str(values.get("tokenizer") or path), **common)
-    if not tokenizer.is_fast:
-        raise EngineStartError(
-            "the model needs a fast tokenizer (tokenizer.json) on the Transformers engine"
         )
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     generation = _generation_config(model, values)
@@ -87,6 +84,17 @@ def load_model(arguments: EngineArguments) -> LoadedModel:
         tuple(ends) if isinstance(ends, list) else () if ends is None else (ends,),
         _length(model, tokenizer, values.get("max_model_len")),
     )
+
+
+def _tokenizer(folder: str, common: Mapping[str, Any]) -> Any:
+    """Return the tokenizer, tried before the weights are loaded."""
+    apply_to_the_end(Scope.TOKENIZERS)
+    found = tried(folder, partial(AutoTokenizer.from_pretrained, folder, **common))
+    if not found.is_fast:
+        raise EngineStartError(
+            "the model needs a fast tokenizer (tokenizer.json) on the Transformers engine"
+        )
+    return found
 
 
 def _start_token(generation: Any) -> int:

@@ -48,6 +48,18 @@ REPLACED: Final = {
         "classes that are not those of the tokenizer's file",
         ALL,
     ),
+    "transformers.models.auto.tokenization_auto:get_class_from_dynamic_module": (
+        "tokenizer code written for Transformers 4",
+        ALL,
+    ),
+    "transformers.convert_slow_tokenizer:SpmConverter.build_tokenizer_from_spm_proto": (
+        "the blank before the first word",
+        ALL,
+    ),
+    "transformers.tokenization_utils_tokenizers:TokenizersBackend._convert_from_sentencepiece": (
+        "BOS before prompts of InternLM2",
+        ALL,
+    ),
     "torch._inductor.codecache:_HEADER_DIR": ("headers made again", ALL),
     "torch._inductor.codecache:_HEADER_LOCK_DIR": ("headers made again", ALL),
     "torch._dynamo.aot_compile_types:BundledAOTAutogradSerializableCallable.finalize_loading": (
@@ -111,6 +123,14 @@ FIELDS_SET: Final = {
         "stats.inter_token_latencies_iter",
         "stats.num_generation_tokens",
     },
+    "workarounds/published_tokenizers.py": {  # of a class in a model's folder, and of a tokenizer
+        "kind.__init__",
+        "kind._add_tokens",
+        "kind._pad",
+        "kind.lmi_tokens_to_add",
+        "made.decoder",
+        "made.normalizer",
+    },
     "workarounds/cpu_worker.py": {
         "output.num_nans_in_logits",
         "runner.intermediate_tensors",
@@ -172,6 +192,7 @@ PRIVATE_READ: Final = {
     "grammar_trials/guard.py": {"outputs._backend"},
     "signals.py": {"resource_tracker._IGNORED_SIGNALS"},  # Python's
     "workarounds/ignored_modules.py": {"worker.model_runner.lora_manager._adapter_manager"},
+    "workarounds/published_tokenizers.py": {"kind._add_tokens", "kind._pad"},  # Transformers'
     "workarounds/prompt_logprobs.py": {
         "runner.lora_manager._adapter_manager",
         "wrapper._sampler_indices",

@@ -24,6 +24,7 @@ from lmi_vllm.engine.vllm.workarounds import (
     model_length,
     model_scripts,
     prompt_logprobs,
+    published_tokenizers,
     tokenizer_files,
     unsent_media,
 )
@@ -66,6 +67,8 @@ class Workaround:
     is_required: bool = False
     adds: bool = False
 
+
+_PUBLISHED: Final = "tests/contract/test_published_tokenizers.py"
 
 WORKAROUNDS: Final = (
     Workaround(
@@ -156,6 +159,24 @@ WORKAROUNDS: Final = (
         tokenizer_files.as_in_their_files,
         Scope.TOKENIZERS,
         "tests/contract/test_tokenizer_files.py:test_plain_transformers_splits_text_by_the_class",
+    ),
+    Workaround(
+        "transformers.models.auto.tokenization_auto:get_class_from_dynamic_module",
+        published_tokenizers.adapted,
+        Scope.TOKENIZERS,
+        f"{_PUBLISHED}:test_plain_transformers_calls_published_code_in_new_ways",
+    ),
+    Workaround(
+        "transformers.convert_slow_tokenizer:SpmConverter.build_tokenizer_from_spm_proto",
+        published_tokenizers.with_its_blank,
+        Scope.TOKENIZERS,
+        f"{_PUBLISHED}:test_plain_transformers_leaves_out_the_first_blank",
+    ),
+    Workaround(
+        "transformers.tokenization_utils_tokenizers:TokenizersBackend._convert_from_sentencepiece",
+        published_tokenizers.with_its_bos,
+        Scope.TOKENIZERS,
+        f"{_PUBLISHED}:test_plain_transformers_leaves_out_the_first_blank",
     ),
 )
 
