@@ -97,7 +97,12 @@ class Hooks:
     @property
     def are_some(self) -> bool:
         """Whether there is a function that sees requests."""
-        return bool(self.handle or self.input or self.output or self.tokens)
+        return bool(self.handle) or self.changes_requests
+
+    @property
+    def changes_requests(self) -> bool:
+        """Whether there is one beside the handler."""
+        return bool(self.input or self.output or self.tokens)
 
     def over(self, base: "Hooks") -> "Hooks":
         """Return these hooks, with those of `base` for missing ones; the handler is the base's."""

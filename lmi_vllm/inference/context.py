@@ -1,8 +1,9 @@
 """The context of one admitted request: its model, and every resource that it holds."""
 
+import asyncio
 import contextlib
 import copy
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
 
@@ -45,14 +46,21 @@ class Runtime:
 
 
 class RequestContext:
-    """Owns what a request holds, and releases it once: at its end, or when its stream is closed.
+    """One request for the model, from its admission to its end, on every route.
 
-    A request holds slots in the queue, adapters, work in the engine, and time limits. Each adapter
-    is taken once, so that all parts of the request use the same load of it.
+    As a context manager it takes a slot in the queue, applies the limits of features, and releases
+    what the request holds: slots, adapters, work in the engine, time limits. That happens once: at
+    its end, or when its stream is closed. A shutdown that cancels it becomes its error. Each
+    adapter is taken once, so that all parts of the request use the same load of it.
     """
 
     def __init__(
-        self, runtime: Runtime, queue: RequestQueue, call: InferenceCall, statuses: StatusTable
+        self,
+        runtime: Runtime,
+        queue: RequestQueue,
+        call: InferenceCall,
+        statuses: StatusTable,
+        limits: Sequence["Limit"] = (),
     ) -> None:
         self.runtime = runtime
         self.queue = queue
@@ -62,6 +70,11 @@ class RequestContext:
         self.stream_ends = StreamEnds(queue, runtime.profile, statuses)
         self.adapters: tuple[Adapter | None, ...] = (None,)  # one for all prompts, or one for each
         self.base_name = ""  # for the engine, where `model` names an adapter and does not count
+        # The adapter's hooks over those of the base model; only the base's if adapters differ.
+        self.hooks = runtime.hooks
+        # Whether prompts of a list have different adapters, and one of these has a formatter.
+        self.needs_parts = False
+        self._limits = limits
         self._held: dict[str, Adapter] = {}
         self._holdings = Holdings(queue, self.record)
         self._connect: Callable[[RowSink], None] | None = None
@@ -71,15 +84,26 @@ class RequestContext:
         """Take a slot in the queue.
 
         Raises:
-            NotReadyError: the server starts, drains or has failed.
-            OverloadError: the queue is full.
+            LmiError: the server starts, drains or has failed, the queue is full, or a feature
+                refuses the request.
         """
+        if self.record is not None:
+            self.record.is_inference = True
+        for check in self._limits:
+            check(self)
         self._holdings.add(self.queue.take())
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        if not self._is_delivered:
-            await self._holdings.release()
+    async def __aexit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        try:
+            if not self._is_delivered:
+                await self._holdings.release()
+            if isinstance(error, asyncio.CancelledError):
+                raise error
+        except asyncio.CancelledError:
+            if (shutdown := self.queue.shutdown_error()) is None:
+                raise
+            raise shutdown from None
 
     def deliver(self, reply: Reply) -> Reply:
         """Return the reply; a stream owns the resources from here on."""
@@ -109,8 +133,10 @@ class RequestContext:
         if sequences > 1:
             self._holdings.add(self.queue.take(sequences - 1))
 
-    async def hold_adapters(self, payload: Any, check: Callable[[], None] | None = None) -> None:
-        """Take the adapters that the request names.
+    async def hold_adapters(
+        self, payload: Any, check: Callable[["RequestContext", Any], None] | None = None
+    ) -> None:
+        """Take the adapters that the request names, and choose its hooks.
 
         `check` is called before they are loaded, unless code of theirs may change the payload.
 
@@ -120,19 +146,34 @@ class RequestContext:
             RequestError: one is registered, but cannot be loaded now.
         """
         fields = _with_named(payload, self.runtime.profile) if isinstance(payload, dict) else {}
-        adapters = self.runtime.adapters
-        names, model = adapter_names(self.call, fields, adapters.__contains__), fields.get("model")
-        if _chosen(self.call, fields):
+        adapters, model = self.runtime.adapters, fields.get("model")
+        chosen = _chosen(self.call, fields)
+        names = _names(chosen, fields, adapters.__contains__)
+        if chosen:
             self.base_name = self._base_name(model)
         elif names == [None] and adapters.has_others:
             names = [await _adapter_of_model(adapters, model, self.deadline())]
+        if names == [None]:
+            self.adapters, self.hooks, self.needs_parts = (None,), self.runtime.hooks, False
+            return
         if (
             check is not None
             and any(names)
             and not any(_may_have_code(name, adapters) for name in names)
         ):
-            check()
+            check(self, payload)
         self.adapters = tuple([await self._hold(name) if name else None for name in names])
+        self._choose_hooks()
+
+    def _choose_hooks(self) -> None:
+        base, adapter = self.runtime.hooks, self.adapters[0]
+        found = [base, *[one.hooks for one in self.adapters if one]]
+        if all(hooks is NO_HOOKS for hooks in found):
+            return
+        differ = _differ(self.adapters)
+        own = NO_HOOKS if adapter is None or differ else adapter.hooks
+        self.hooks = own.over(base) if own.changes_requests else base
+        self.needs_parts = differ and any(hooks.changes_requests for hooks in found)
 
     def check_model(self, payload: Mapping[str, Any]) -> None:
         """Check `model` beside `inputs`, where it may name an adapter.
@@ -180,22 +221,6 @@ class RequestContext:
         return self.adapters[0]
 
     @property
-    def hooks(self) -> Hooks:
-        """The adapter's hooks over those of the base model; only the base's if adapters differ."""
-        base, adapter = self.runtime.hooks, self.adapters[0]
-        own = NO_HOOKS if adapter is None or _differ(self.adapters) else adapter.hooks
-        return own.over(base) if own.input or own.output or own.tokens else base
-
-    @property
-    def needs_parts(self) -> bool:
-        """Whether prompts of a list have different adapters, and one of these has a formatter."""
-        hooks = [adapter.hooks for adapter in self.adapters if adapter]
-        has_hooks = any(
-            one.input or one.output or one.tokens for one in (self.runtime.hooks, *hooks)
-        )
-        return has_hooks and _differ(self.adapters)
-
-    @property
     def framing(self) -> Framing:
         """The framing of a stream of this request."""
         profile = self.runtime.profile
@@ -223,33 +248,34 @@ class RequestContext:
         self._connect = connect
 
 
-class RequestStep:
-    """A middleware step of an extra on inference routes; the methods of this base do nothing."""
+# Refuses a request for the model by raising an `LmiError`, on every route.
+Limit = Callable[[RequestContext], None]
+# May answer in the place of the second argument, which answers the call, before admission.
+Answer = Callable[[InferenceCall], Coroutine[Any, Any, Reply]]
+Defer = Callable[[InferenceCall, Answer], Reply | None]
+# Reads a body that is no object; None if it is not for this feature.
+Decode = Callable[[RequestContext], dict[str, Any] | None]
+# Checks an admitted request that no handler of users has answered, before its body is decoded.
+Check = Callable[[InferenceCall], Awaitable[None]]
+# May answer a decoded payload; None passes it on to the engine.
+AnswerPayload = Callable[[RequestContext, Mapping[str, Any]], Awaitable[Reply | None]]
 
-    async def before(
-        self, call: InferenceCall, answer: Callable[[], Coroutine[Any, Any, Reply]]
-    ) -> Reply | None:
-        """Return an answer before admission; None passes the request on to `answer`."""
-        return None
 
-    async def check(self, call: InferenceCall) -> None:
-        """Check an admitted request before its body is decoded; not called for users' handlers.
+@dataclass(frozen=True, slots=True)
+class RequestSteps:
+    """What features do with requests, in the order in which they were added.
 
-        Raises:
-            LmiError: it is refused.
-        """
+    `limits` hold on every route that asks the model, the others on `/invocations` and similar ones.
+    `is_process_bound` says of a request's properties whether it creates or reads state that only
+    this process has.
+    """
 
-    def undecoded(self, context: RequestContext) -> dict[str, Any] | None:
-        """Return the payload of a body that is no object; None if it is not for this step."""
-        return None
-
-    async def answer(self, context: RequestContext, payload: Mapping[str, Any]) -> Reply | None:
-        """Return an answer to the decoded payload; None passes it on to the engine."""
-        return None
-
-    def is_process_bound(self, properties: Mapping[str, str]) -> bool:
-        """Whether the request creates or reads state that only this process has."""
-        return False
+    limits: list[Limit] = field(default_factory=list)
+    deferrals: list[Defer] = field(default_factory=list)
+    checks: list[Check] = field(default_factory=list)
+    decoders: list[Decode] = field(default_factory=list)
+    answers: list[AnswerPayload] = field(default_factory=list)
+    is_process_bound: list[Callable[[Mapping[str, str]], bool]] = field(default_factory=list)
 
 
 async def _adapter_of_model(
@@ -274,10 +300,11 @@ def _with_named(payload: Mapping[str, Any], profile: ServingProfile) -> Mapping[
     parameters = payload.get("parameters")
     if "adapters" in payload or "inputs" not in payload or not isinstance(parameters, dict):
         return payload
-    named = (parameters.get(name) for name in NAMES_OF_ADAPTERS)
-    name = next((one for one in named if one is not None), None)
-    is_read = name is not None and (profile.enable_lora or profile.tgi_compat)
-    return {**payload, "adapters": name} if is_read else payload
+    if profile.enable_lora or profile.tgi_compat:
+        for name in NAMES_OF_ADAPTERS:
+            if parameters.get(name) is not None:
+                return {**payload, "adapters": parameters[name]}
+    return payload
 
 
 def _differ(adapters: tuple[Adapter | None, ...]) -> bool:
@@ -296,19 +323,31 @@ def adapter_names(
     Raises:
         PayloadError: `adapters` is neither a name nor a list of one name for each prompt.
     """
-    chosen, model, inputs = _chosen(call, payload), payload.get("model"), payload.get("inputs")
+    return _names(_chosen(call, payload), payload, is_adapter)
+
+
+def _names(
+    chosen: Sequence[object], payload: Mapping[str, Any], is_adapter: Callable[[str], bool]
+) -> list[str | None]:
     if not chosen:
+        model = payload.get("model")
         return [model if isinstance(model, str) and is_adapter(model) else None]
-    given = chosen[0]
+    given, inputs = chosen[0], payload.get("inputs")
     if isinstance(given, list) and given and isinstance(inputs, list):
         return _listed_names(given, len(inputs))
     return [_single_name(given)]
 
 
-def _chosen(call: InferenceCall, payload: Mapping[str, Any]) -> tuple[object, ...]:
+def _chosen(call: InferenceCall, payload: Mapping[str, Any]) -> Sequence[object]:
     """Return what the header, the query and `adapters` say, of those that are set."""
-    places = ((call.properties, ADAPTER_HEADER), (call.query, "adapter"), (payload, "adapters"))
-    return tuple(place[name] for place, name in places if name in place)
+    chosen = []
+    if ADAPTER_HEADER in call.properties:
+        chosen.append(call.properties[ADAPTER_HEADER])
+    if "adapter" in call.query:
+        chosen.append(call.query["adapter"])
+    if "adapters" in payload:
+        chosen.append(payload["adapters"])
+    return chosen
 
 
 def _listed_names(given: list[Any], prompts: int) -> list[str | None]:

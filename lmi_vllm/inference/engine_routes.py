@@ -7,15 +7,16 @@ is read here only for the amount of work and for the adapter's name.
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from itertools import chain
 from typing import Any, Final
 
 import orjson
 
+from lmi_vllm.engine.base import HttpApplication
 from lmi_vllm.errors import NotReadyError
-from lmi_vllm.inference.context import RequestContext
-from lmi_vllm.inference.pipeline import ask_admitted
+from lmi_vllm.inference.context import RequestContext, Runtime
+from lmi_vllm.inference.lifecycle import Lifecycle
+from lmi_vllm.inference.pipeline import ask
 from lmi_vllm.inference.request.body import check_limits, sequence_count
 from lmi_vllm.inference.response.openai_events import RESPONSES_PATH, event_stream, unchanged_reply
 from lmi_vllm.inference.response.streams import DirectEventWriter
@@ -35,42 +36,51 @@ _LARGE: Final = 2**63
 _LOOKED_AT: Final = frozenset({dict, list, float})
 
 
+async def pass_on(
+    runtime: Runtime, lifecycle: Lifecycle, http: HttpCall, route: HttpRoute
+) -> Reply:
+    """Return the application's answer to a request that is not for the model; it needs no slot."""
+    application = _application(runtime)
+    answer = await application.call(http)
+    if route.kind is RouteKind.MANAGEMENT and http.method not in _READING:
+        is_asleep = await application.is_asleep()
+        lifecycle.set_asleep(is_asleep=is_asleep)
+    return unchanged_reply(answer)
+
+
 async def forward(context: RequestContext, http: HttpCall, route: HttpRoute) -> Reply:
-    """Return the application's answer; a request for the engine waits in the queue.
+    """Return the application's answer to an admitted request for the engine.
 
     Raises:
         LmiError: a limit, the adapter, the time or the engine; the application's refusals are
             answers.
     """
-    application = context.runtime.engine.http
-    if application is None:  # another model was loaded since the route was found
+    application = _application(context.runtime)
+    payload = _payload(context.call)
+    if await _is_hooked(context, payload):
+        return await ask(context, http.path.removeprefix("/v1").removeprefix("/"))
+    _check(context, payload, http.path)
+    ref = None if context.adapter is None else context.adapter.ref
+    http = replace(http, adapter=ref, model=context.base_name)
+    if "request_id" in payload:
+        http = replace(http, request_id="")
+    limit = context.silence_limit()
+    direct = DirectEventWriter(limit)
+    answer = await limit.within(application.call(http, direct))
+    reply = unchanged_reply(answer)
+    if answer.stream is None:
+        return reply
+    stream = event_stream(route, answer.content_type)
+    direct.convert = stream.event
+    context.own_stream(answer.stream, direct.connect)
+    events = context.stream_ends.events(stream.events(answer.stream), stream.error, limit)
+    return replace(reply, stream=events)
+
+
+def _application(runtime: Runtime) -> HttpApplication:
+    if (application := runtime.engine.http) is None:  # another model was loaded meanwhile
         raise NotReadyError("the model is being replaced")
-    if route.kind is not RouteKind.INFERENCE or http.method not in route.methods:
-        answer = await application.call(http)
-        if route.kind is RouteKind.MANAGEMENT and http.method not in _READING:
-            is_asleep = await application.is_asleep()
-            context.queue.lifecycle.set_asleep(is_asleep=is_asleep)
-        return unchanged_reply(answer)
-    async with context:
-        payload = _payload(context.call)
-        if await _is_hooked(context, payload):
-            return await ask_admitted(context, http.path.removeprefix("/v1").removeprefix("/"))
-        _check(context, payload, http.path)
-        ref = None if context.adapter is None else context.adapter.ref
-        http = replace(http, adapter=ref, model=context.base_name)
-        if "request_id" in payload:
-            http = replace(http, request_id="")
-        limit = context.silence_limit()
-        direct = DirectEventWriter(limit)
-        answer = await limit.within(application.call(http, direct))
-        reply = unchanged_reply(answer)
-        if answer.stream is not None:
-            stream = event_stream(route, answer.content_type)
-            direct.convert = stream.event
-            context.own_stream(answer.stream, direct.connect)
-            events = context.stream_ends.events(stream.events(answer.stream), stream.error, limit)
-            reply = replace(reply, stream=events)
-        return context.deliver(reply)
+    return application
 
 
 async def _is_hooked(context: RequestContext, payload: Mapping[str, Any]) -> bool:
@@ -82,7 +92,7 @@ async def _is_hooked(context: RequestContext, payload: Mapping[str, Any]) -> boo
     is_read = "json" in (context.call.content_type or "json")  # a payload that such code can read
     if is_read and context.runtime.hooks.are_some:  # its handler may need no adapter
         return True
-    await context.hold_adapters(payload, partial(_check_limits, context, payload))
+    await context.hold_adapters(payload, _check_limits)
     return is_read and any(held is not None and held.hooks.are_some for held in context.adapters)
 
 

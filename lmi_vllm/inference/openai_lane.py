@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 
 from lmi_vllm.adapters.adapter import Adapter
-from lmi_vllm.inference.context import RequestContext
+from lmi_vllm.inference.context import RequestContext, Runtime
 from lmi_vllm.inference.request.body import check_limits, sequence_count
 from lmi_vllm.inference.response.openai_events import (
     RESPONSES,
@@ -18,7 +18,7 @@ from lmi_vllm.inference.response.openai_events import (
 )
 from lmi_vllm.inference.response.streams import DirectEventWriter
 from lmi_vllm.masked_urls import mask_urls
-from lmi_vllm.messages import OpenAICall, OpenAIReply, Reply
+from lmi_vllm.messages import InferenceCall, OpenAICall, OpenAIReply, Reply
 
 
 async def ask_openai(
@@ -58,9 +58,8 @@ async def ask_openai(
     return replace(answer, stream=events)
 
 
-async def list_models(context: RequestContext) -> Reply:
-    """Return vLLM's list of models with the adapters, which vLLM does not know; needs no slot."""
-    runtime, call = context.runtime, context.call
+async def list_models(runtime: Runtime, call: InferenceCall) -> Reply:
+    """Return vLLM's list of models with the adapters, which vLLM does not know."""
     answer = await runtime.engine.answer_openai(
         OpenAICall("models", {}, call.properties, call.request_id)
     )

@@ -1,14 +1,12 @@
-"""The request pipeline: prepare (decode, adapters, hooks), execute (a lane), render."""
+"""What is done with an admitted request: decode, adapters, input hook, a lane, output hook."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
-from functools import partial
 from typing import Any, Final
 
 from lmi_vllm.errors import Dialect, PayloadError
-from lmi_vllm.hooks import InputHook, OutputHook, TokenHook
-from lmi_vllm.inference.context import RequestContext, RequestStep
+from lmi_vllm.hooks import InputHook
+from lmi_vllm.inference.context import AnswerPayload, Decode, RequestContext, RequestSteps
 from lmi_vllm.inference.hooked_lane import generate_hooked, joined
 from lmi_vllm.inference.lmi_lane import generate
 from lmi_vllm.inference.openai_lane import ask_openai
@@ -32,30 +30,17 @@ class PayloadKind(StrEnum):
     CHAT = "chat/completions"
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A decoded request: its lane, the lane's payload, and the renderer of the answer."""
-
-    payload: Mapping[str, Any]  # of the request
-    kind: str = ""  # kind of vLLM's handler; empty is the LMI lane
-    body: Mapping[str, Any] | None = None  # for the handler, if it is not the payload
-    events: FramedEvents | None = None  # how a stream is converted, if not as on `/v1`
-    output: OutputHook | None = None
-    tokens: TokenHook | None = None  # in the LMI lane
-    reply: Callable[[OpenAIReply], Reply] | None = None  # without an output hook
-
-
-async def invoke(context: RequestContext, steps: Sequence[RequestStep]) -> Reply:
+async def invoke(context: RequestContext, steps: RequestSteps) -> Reply:
     """Answer `/invocations` and similar routes: any kind of payload, with the user's code."""
-    async with context:
-        reply = await _handle(context)
-        if reply is None:
-            for step in steps:
-                await step.check(context.call)
-            payload = await prepare(context, partial(_decode, context, steps))
-            answer = _answer_each if context.needs_parts else _answer
-            reply = await answer(context, payload, steps)
-        return context.deliver(reply)
+    handle = context.runtime.hooks.handle
+    if handle and (own := await handle(context.call, context.statuses)) is not None:
+        return own
+    for check in steps.checks:
+        await check(context.call)
+    payload = await prepare(context, _decode(context, steps.decoders))
+    if context.needs_parts:
+        return await _answer_each(context, payload, steps.answers)
+    return await _answer(context, payload, steps.answers)
 
 
 async def ask(context: RequestContext, kind: str, payload: Any = None) -> Reply:
@@ -63,35 +48,30 @@ async def ask(context: RequestContext, kind: str, payload: Any = None) -> Reply:
 
     `payload` is the body's object, if it was read before.
     """
-    async with context:
-        return await ask_admitted(context, kind, payload)
-
-
-async def ask_admitted(context: RequestContext, kind: str, payload: Any = None) -> Reply:
-    """As `ask`, for a request that has its slot in the queue."""
-    is_hooked = kind not in _UNHOOKED_KINDS
-    if is_hooked and (own := await _handle(context)) is not None:
-        return context.deliver(own)
-    decode = partial(_decode_json, context, payload)
-    payload = await prepare(context, decode, is_hooked=is_hooked)
+    is_hooked, handle = kind not in _UNHOOKED_KINDS, context.runtime.hooks.handle
+    if handle and is_hooked and (own := await handle(context.call, context.statuses)) is not None:
+        return own
+    if payload is None:
+        payload = decode_body(context.call.body, "application/json")
+    payload = await prepare(context, payload, is_hooked=is_hooked)
     output = context.hooks.output if is_hooked else None
-    prepared = Prepared(payload, kind, output=output, reply=unchanged_reply)
-    return context.deliver(await render(context, prepared, await execute(context, prepared)))
+    answer = await ask_openai(context, kind, payload, is_direct=output is None)
+    if output is None or answer.status != _SUCCESS:
+        return unchanged_reply(answer)
+    return await output(context.call, payload, answer, context.statuses)
 
 
-async def prepare(
-    context: RequestContext, decode: Callable[[], Any], *, is_hooked: bool = True
-) -> Any:
-    """Return the payload for the lanes: decoded, its adapters held, changed by the input hook.
+async def prepare(context: RequestContext, payload: Any, *, is_hooked: bool = True) -> Any:
+    """Return the payload for the lanes: its adapters held, changed by the input hook.
 
     The hook is left out where each prompt of a list is prepared as a request of its own.
 
     Raises:
         CustomCodeError: the hook failed.
         LmiError: an adapter cannot be held; see `RequestContext.hold_adapters`.
-        PayloadError: the body cannot be decoded, or only a hook could read it.
+        PayloadError: only a hook could read the body.
     """
-    payload, runtime = decode(), context.runtime
+    runtime = context.runtime
     if runtime.profile.tgi_compat and isinstance(payload, dict):
         is_adapter = runtime.adapters.__contains__
         payload = with_tgi_meaning(payload, runtime.profile.served_names, is_adapter)
@@ -119,41 +99,62 @@ async def _input_hooked(context: RequestContext, hook: InputHook, payload: Any) 
     return {**made, "adapters": "" if context.adapter is None else context.adapter.name}
 
 
-async def execute(context: RequestContext, prepared: Prepared) -> Reply | OpenAIReply:
-    """Return the lane's answer; the LMI lane renders its rows while they are generated."""
-    if not prepared.kind:
-        if prepared.tokens is not None:
-            return await generate_hooked(context, prepared.payload, prepared.tokens)
-        return await generate(context, prepared.payload)
-    body = prepared.payload if prepared.body is None else prepared.body
-    is_direct = prepared.output is None
-    return await ask_openai(context, prepared.kind, body, prepared.events, is_direct=is_direct)
+async def _answer(
+    context: RequestContext, payload: dict[str, Any], answers: Sequence[AnswerPayload]
+) -> Reply:
+    """Answer a prepared payload: a feature, or a lane by the payload's keys, then by hooks."""
+    for answer in answers:
+        if (reply := await answer(context, payload)) is not None:
+            return reply
+    profile, call, output = context.runtime.profile, context.call, context.hooks.output
+    if profile.task != GENERATE:
+        raise PayloadError(f"this model is for {profile.task}, not for text generation")
+    kind = PayloadKind.GENERATION if call.tgi_route and output is None else dispatch(payload)
+    if kind is PayloadKind.GENERATION:
+        return await _generate(context, payload)
+    if output is not None:
+        return await ask_hooked(context, kind, payload, payload)
+    if context.record is not None:
+        context.record.dialect = Dialect.OPENAI
+    events = FramedEvents(invocations_dialect(profile), context.framing, context.statuses)
+    openai = await ask_openai(context, kind, payload, events)
+    return lmi_reply(openai, events.framing.content_type)
 
 
-async def render(context: RequestContext, prepared: Prepared, answer: Reply | OpenAIReply) -> Reply:
-    """Return the reply for a lane's answer.
+async def _generate(context: RequestContext, payload: dict[str, Any]) -> Reply:
+    """Answer `inputs`; an output hook gets vLLM's completion."""
+    context.check_model(payload)
+    hooks, runtime = context.hooks, context.runtime
+    if hooks.output is not None:
+        request = parse_lmi_request(payload, runtime.profile, context.call.tgi_route)
+        body = completion_request(request, payload)
+        return await ask_hooked(context, PayloadKind.COMPLETION, payload, body)
+    if hooks.tokens is not None:
+        return await generate_hooked(context, payload, hooks.tokens)
+    return await generate(context, payload)
+
+
+async def ask_hooked(
+    context: RequestContext,
+    kind: str,
+    payload: Mapping[str, Any],
+    body: Mapping[str, Any],
+    make_reply: Callable[[OpenAIReply], Reply] = lmi_reply,
+) -> Reply:
+    """Return vLLM's answer to `body` as the output hook of `payload` makes it, else `make_reply`.
 
     Raises:
         LmiError: vLLM refused the request, or the output hook failed.
     """
-    if isinstance(answer, Reply):
-        return answer
-    if prepared.output is not None and answer.status == _SUCCESS:
-        return await prepared.output(context.call, prepared.payload, answer, context.statuses)
-    return (prepared.reply or lmi_reply)(answer)
-
-
-async def _answer(context: RequestContext, payload: Any, steps: Sequence[RequestStep]) -> Reply:
-    """Answer a prepared payload."""
-    for step in steps:
-        if (reply := await step.answer(context, payload)) is not None:
-            return reply
-    prepared = _choose_lane(context, payload)
-    return await render(context, prepared, await execute(context, prepared))
+    output = context.hooks.output
+    answer = await ask_openai(context, kind, body, is_direct=output is None)
+    if output is None or answer.status != _SUCCESS:
+        return make_reply(answer)
+    return await output(context.call, payload, answer, context.statuses)
 
 
 async def _answer_each(
-    context: RequestContext, payload: dict[str, Any], steps: Sequence[RequestStep]
+    context: RequestContext, payload: dict[str, Any], answers: Sequence[AnswerPayload]
 ) -> Reply:
     """Answer each prompt of a list as a request of its own: their adapters' hooks differ."""
     prompts, adapters = payload["inputs"], context.adapters
@@ -163,7 +164,7 @@ async def _answer_each(
         for prompt, adapter in zip(prompts, adapters, strict=True)
     ]
     replies = await gathered(
-        [_answer_part(context.part(i), part, steps) for i, part in enumerate(parts)]
+        [_answer_part(context.part(i), part, answers) for i, part in enumerate(parts)]
     )
     if any(reply.stream is not None for reply in replies):
         raise PayloadError("inputs: streaming takes one prompt, not a list")
@@ -171,40 +172,12 @@ async def _answer_each(
 
 
 async def _answer_part(
-    context: RequestContext, part: dict[str, Any], steps: Sequence[RequestStep]
+    context: RequestContext, part: dict[str, Any], answers: Sequence[AnswerPayload]
 ) -> Reply:
-    return await _answer(context, await prepare(context, lambda: part), steps)
+    return await _answer(context, await prepare(context, part), answers)
 
 
-def _choose_lane(context: RequestContext, payload: dict[str, Any]) -> Prepared:
-    """Return the lane, by the payload's keys, then by hooks."""
-    profile, call, output = context.runtime.profile, context.call, context.hooks.output
-    if profile.task != GENERATE:
-        raise PayloadError(f"this model is for {profile.task}, not for text generation")
-    kind = PayloadKind.GENERATION if call.tgi_route and output is None else dispatch(payload)
-    if kind is PayloadKind.GENERATION:
-        context.check_model(payload)
-        if output is None:
-            return Prepared(payload, tokens=context.hooks.tokens)
-        lmi_request = parse_lmi_request(payload, profile, call.tgi_route)
-        body = completion_request(lmi_request, payload)
-        return Prepared(payload, PayloadKind.COMPLETION, body, output=output)
-    if output is not None:
-        return Prepared(payload, kind, output=output)
-    if context.record is not None:
-        context.record.dialect = Dialect.OPENAI
-    events = FramedEvents(invocations_dialect(profile), context.framing, context.statuses)
-    reply = partial(lmi_reply, content_type=events.framing.content_type)
-    return Prepared(payload, kind, events=events, reply=reply)
-
-
-async def _handle(context: RequestContext) -> Reply | None:
-    """Return the answer of the user's own handler; None leaves it to the built-in one."""
-    handle = context.runtime.hooks.handle
-    return None if handle is None else await handle(context.call, context.statuses)
-
-
-def _decode(context: RequestContext, steps: Sequence[RequestStep]) -> Any:
+def _decode(context: RequestContext, decoders: Sequence[Decode]) -> Any:
     """Return the payload of `/invocations` and similar routes.
 
     Raises:
@@ -217,15 +190,10 @@ def _decode(context: RequestContext, steps: Sequence[RequestStep]) -> Any:
         found = (runtime.hooks, *(adapter.hooks for adapter in runtime.adapters))
         for hook in filter(None, (hooks.input for hooks in found)):
             return hook.undecoded(call)
-        for step in steps:
-            if (payload := step.undecoded(context)) is not None:
+        for decode in decoders:
+            if (payload := decode(context)) is not None:
                 return payload
         raise
-
-
-def _decode_json(context: RequestContext, payload: Any) -> Any:
-    """Return `payload`, or the body as JSON if it was not read before."""
-    return decode_body(context.call.body, "application/json") if payload is None else payload
 
 
 def dispatch(payload: Mapping[str, Any]) -> PayloadKind:

@@ -1,8 +1,5 @@
 """The inference service behind the routes, and the state that requests share; no HTTP."""
 
-import asyncio
-from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import Any
 
 from lmi_vllm.adapters.adapter import Adapter
@@ -10,22 +7,19 @@ from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import (
     DEFAULT_STATUSES,
     BadParameterError,
-    LmiError,
     NotReadyError,
     ResourceNotFoundError,
     StatusTable,
 )
 from lmi_vllm.inference import pipeline
-from lmi_vllm.inference.context import RequestContext, RequestStep, Runtime
-from lmi_vllm.inference.engine_routes import forward
+from lmi_vllm.inference.context import RequestContext, RequestSteps, Runtime
+from lmi_vllm.inference.engine_routes import forward, pass_on
 from lmi_vllm.inference.lifecycle import State
+from lmi_vllm.inference.openai_lane import list_models
 from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.messages import HttpCall, HttpRoute, InferenceCall, Reply, RouteKind, ServingProfile
 from lmi_vllm.telemetry.observers import Telemetry
-from lmi_vllm.telemetry.records import current_record
-
-_SUCCESS = 200
-Answer = Callable[[RequestContext], Awaitable[Reply]]
+from lmi_vllm.telemetry.records import RequestSummary, current_record
 
 
 class InferenceService:
@@ -44,9 +38,10 @@ class InferenceService:
         self.profile = profile or ServingProfile()
         self.model_url = ""
         self.kept: dict[type, object] = {}  # what extras keep of a server, by its class
-        self.steps: list[RequestStep] = []  # of extras, on /invocations and similar routes
+        self.steps = RequestSteps()  # of features
         self.telemetry = telemetry or Telemetry()
         self.statuses = statuses
+        self.telemetry.observers.append(self._count_failure)
         self._runtime: Runtime | None = None
 
     def expect(self, model_url: str, profile: ServingProfile) -> None:
@@ -100,19 +95,36 @@ class InferenceService:
                 f"Model or workflow not found: {name}", "ModelNotFoundException"
             )
 
+    def admitted(self, call: InferenceCall) -> RequestContext:
+        """Return the context of a request, to be entered: what every request for the model needs.
+
+        Raises:
+            NotReadyError: the model does not answer now.
+        """
+        return RequestContext(self.runtime, self.queue, call, self.statuses, self.steps.limits)
+
     async def infer(self, call: InferenceCall) -> Reply:
         """Answer `/invocations` and similar routes: any kind of payload."""
-        answer = partial(self.answer, call, partial(pipeline.invoke, steps=self.steps))
-        for step in self.steps:
-            if (reply := await step.before(call, answer)) is not None:
+        for defer in self.steps.deferrals:
+            if (reply := defer(call, self.answer)) is not None:
                 return reply
-        return await answer()
+        return await self.answer(call)
+
+    async def answer(self, call: InferenceCall) -> Reply:
+        """Answer as `infer` does, and not later."""
+        async with self.admitted(call) as context:
+            return context.deliver(await pipeline.invoke(context, self.steps))
 
     async def answer_openai(
         self, call: InferenceCall, kind: str, payload: dict[str, Any] | None = None
     ) -> Reply:
         """Answer a `/v1` route with vLLM's own bytes; `payload` is the body, if it was read."""
-        return await self.answer(call, partial(pipeline.ask, kind=kind, payload=payload))
+        async with self.admitted(call) as context:
+            return context.deliver(await pipeline.ask(context, kind, payload))
+
+    async def list_models(self, call: InferenceCall) -> Reply:
+        """Return the served names and the adapters; needs no slot."""
+        return await list_models(self.runtime, call)
 
     def find_route(self, method: str, path: str) -> HttpRoute | None:
         """Return the route of a request in the engine's own HTTP application."""
@@ -127,16 +139,15 @@ class InferenceService:
 
     async def forward(self, call: InferenceCall, http: HttpCall, route: HttpRoute) -> Reply:
         """Answer a route of the engine's own HTTP application."""
-        if route.kind is not RouteKind.INFERENCE:
-            # A call that wakes the engine must reach it, and a drain waits for responses to be
-            # read.
-            reached = [State.ASLEEP]
-            reached += [State.DRAINING] * (route.kind is RouteKind.INFORMATION)
-            is_reached = self.lifecycle.state in reached
-            runtime = (self._runtime if is_reached else None) or self.runtime
-            context = RequestContext(runtime, self.queue, call, self.statuses)
-            return await forward(context, http, route)
-        return await self.answer(call, partial(forward, http=http, route=route))
+        if route.kind is RouteKind.INFERENCE and http.method in route.methods:
+            async with self.admitted(call) as context:
+                return context.deliver(await forward(context, http, route))
+        # A call that wakes the engine must reach it, and a drain waits for responses to be read.
+        reached = {RouteKind.MANAGEMENT: [State.ASLEEP]}
+        reached[RouteKind.INFORMATION] = [State.ASLEEP, State.DRAINING]
+        is_reached = self.lifecycle.state in reached.get(route.kind, ())
+        runtime = (self._runtime if is_reached else None) or self.runtime
+        return await pass_on(runtime, self.lifecycle, http, route)
 
     def expect_room(self) -> None:
         """Refuse a request that would not be admitted now, before its body is read.
@@ -147,26 +158,9 @@ class InferenceService:
         """
         if (record := current_record()) is not None:
             record.is_inference = True
-        try:
-            self.queue.check_room()
-        except LmiError as refusal:
-            self.lifecycle.note_failure(refusal.fault)
-            raise
+        self.queue.check_room()
 
-    async def answer(self, call: InferenceCall, answer: Answer) -> Reply:
-        """Return the result of `answer`; if a shutdown cancels it, raise an error."""
-        if (record := current_record()) is not None:
-            record.is_inference = True
-        try:
-            reply = await answer(RequestContext(self.runtime, self.queue, call, self.statuses))
-        except asyncio.CancelledError:
-            error = self.queue.shutdown_error()
-            if error is None:
-                raise
-            raise error from None
-        except LmiError as raised:
-            self.lifecycle.note_failure(raised.fault)
-            raise
-        if reply.status != _SUCCESS:
-            self.lifecycle.note_failure(reply.status)
-        return reply
+    def _count_failure(self, summary: RequestSummary) -> None:
+        """Report what went wrong with a request for the model, once it has ended."""
+        if summary.is_inference and (cause := summary.failure) is not None:
+            self.lifecycle.note_failure(cause)

@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol
 from lmi_vllm.errors import Dialect, Fault
 
 DISCONNECTED: Final = 499  # as in nginx's log: no client was left to get a status
+SUCCESS: Final = 200
 SEVERAL: Final = "several"  # adapters of a list that are named
 
 
@@ -64,6 +65,13 @@ class RequestSummary:
     def is_disconnected(self) -> bool:
         """Whether the client disconnected before the end."""
         return self.status == DISCONNECTED
+
+    @property
+    def failure(self) -> Fault | int | None:
+        """What the request counts as: the fault, or the status of an answer that is no success."""
+        if self.fault is not None or self.is_disconnected:
+            return self.fault
+        return None if self.status == SUCCESS else self.status
 
 
 Observer = Callable[[RequestSummary], None]

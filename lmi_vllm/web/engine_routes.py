@@ -9,7 +9,6 @@ from aiohttp.typedefs import Handler
 
 from lmi_vllm.errors import ResourceNotFoundError, UnauthorizedError
 from lmi_vllm.inference.engine_routes import plain_payload
-from lmi_vllm.inference.openai_lane import list_models
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import HttpCall, HttpRoute, InferenceCall, RouteKind
 from lmi_vllm.web.inference_routes import (
@@ -53,7 +52,7 @@ async def _models(request: web.Request) -> web.StreamResponse:
         return await engine_route(request)
     check_method(request, READ_METHODS)
     call = await read_call(request, request_properties(request.headers))
-    return await send(request, await service.answer(call, list_models))
+    return await send(request, await service.list_models(call))
 
 
 def _lane(kind: str) -> Handler:

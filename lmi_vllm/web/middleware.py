@@ -149,14 +149,13 @@ async def _answer(
         known = error if isinstance(error, LmiError) else PayloadError(UNREADABLE_BODY)
         return _refusal(request, known, options)
     except Exception as error:
-        request[RECORD].fault = Fault.ENGINE
         is_gone = BEGUN in request and isinstance(error, ConnectionError)  # while we wrote
         if not is_gone:
+            request[RECORD].fault = Fault.ENGINE
             logger.exception("request %s failed", request[REQUEST_ID])
         forget_frames(error)
         if BEGUN in request:
             return _begun_answer(request, is_whole=is_gone)
-        request.app[SERVICE].lifecycle.note_failure(LmiError().fault)
         # An unknown error's text may have secrets: it is only logged.
         return error_answer(request, LmiError("Internal server error"))
 

@@ -10,7 +10,7 @@ import logging
 import re
 import uuid
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -26,7 +26,7 @@ from lmi_vllm.errors import (
     StatusTable,
 )
 from lmi_vllm.extras.deferred.settings import DeferredSettings
-from lmi_vllm.inference.context import RequestStep
+from lmi_vllm.inference.context import Answer
 from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.inference.response.streams import close_iterator
 from lmi_vllm.inference.service import InferenceService
@@ -138,6 +138,8 @@ class DeferredResults:
                     self._add(token, row)
         except LmiError as error:
             status, result.failure = self._failed, error.text
+            if record is not None:
+                record.fault = error.fault
         except Exception:
             logger.exception("a deferred request failed")
             status, result.failure = self._failed, "Internal server error"
@@ -209,16 +211,14 @@ def _next(token: str, position: int = 0) -> dict[str, str]:
     return {NEXT_TOKEN: shown, "X-Amzn-SageMaker-Custom-Attributes": f"{NEXT_TOKEN}={shown}"}
 
 
-class DeferredStep(RequestStep):
+class Deferrals:
     """Answers deferred requests with a token, and tokens with the result so far."""
 
     def __init__(self, results: DeferredResults, queue: RequestQueue) -> None:
         self._results = results
         self._queue = queue
 
-    async def before(
-        self, call: InferenceCall, answer: Callable[[], Coroutine[Any, Any, Reply]]
-    ) -> Reply | None:
+    def defer(self, call: InferenceCall, answer: Answer) -> Reply | None:
         """Return a token, or the pieces that a token stands for; None for all other requests.
 
         Raises:
@@ -230,11 +230,12 @@ class DeferredStep(RequestStep):
         if not is_deferred(call.properties):
             return None
         self._queue.check_room()
-        return self._results.start(answer())
+        return self._results.start(answer(call))
 
-    def is_process_bound(self, properties: Mapping[str, str]) -> bool:
-        """Whether the request creates or reads a result, which is in this process's memory."""
-        return STARTING_TOKEN in properties or is_deferred(properties)
+
+def is_process_bound(properties: Mapping[str, str]) -> bool:
+    """Whether the request creates or reads a result, which is in this process's memory."""
+    return STARTING_TOKEN in properties or is_deferred(properties)
 
 
 @contextlib.asynccontextmanager
@@ -248,5 +249,6 @@ async def deferring(
         asked.cache_batch,
         statuses=service.statuses,
     )
-    service.steps.append(DeferredStep(results, service.queue))
+    service.steps.deferrals.append(Deferrals(results, service.queue).defer)
+    service.steps.is_process_bound.append(is_process_bound)
     yield

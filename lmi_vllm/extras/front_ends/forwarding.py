@@ -34,7 +34,8 @@ def is_shared_route(request: web.Request) -> bool:
     if request.path == _STORED_RESPONSES or not is_inference(request):
         return False
     properties = request_properties(request.headers)
-    return not any(step.is_process_bound(properties) for step in request.app[SERVICE].steps)
+    is_bound = request.app[SERVICE].steps.is_process_bound
+    return not any(is_kept_here(properties) for is_kept_here in is_bound)
 
 
 class Forwarder:

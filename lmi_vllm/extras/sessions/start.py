@@ -22,7 +22,7 @@ from lmi_vllm.extras.sessions.sessions import (
     is_session_request,
     shared_sessions,
 )
-from lmi_vllm.inference.context import RequestContext, RequestStep
+from lmi_vllm.inference.context import RequestContext, RequestSteps
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import GENERATE, EngineArguments, InferenceCall, Reply
 from lmi_vllm.server.context import ServerEvents
@@ -60,7 +60,7 @@ async def keeping_sessions(
     async def copy() -> None:
         copies.append(asyncio.create_task(copy_sessions(step.sessions, url, environ, sources)))
 
-    service.steps.append(step)
+    step.add_to(service.steps)
     events.on_plan.append(use_settings)
     if events.is_first:
         events.on_drained.append(copy)
@@ -68,11 +68,16 @@ async def keeping_sessions(
     await asyncio.gather(*copies)
 
 
-class SessionStep(RequestStep):
+class SessionStep:
     """Checks the session that a request names, and answers those that are about a session."""
 
     def __init__(self, sessions: Sessions) -> None:
         self.sessions = sessions
+
+    def add_to(self, steps: RequestSteps) -> None:
+        """Answer the requests that these steps are for."""
+        steps.checks.append(self.check)
+        steps.answers.append(self.answer)
 
     async def check(self, call: InferenceCall) -> None:
         """Raise `PayloadError` where the request names an unknown session."""

@@ -4,7 +4,6 @@ import contextlib
 import math
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final
 
 import orjson
@@ -17,8 +16,8 @@ from lmi_vllm.extras.text_embedding.pooling import (
     pooling_parameters,
     vectors_reply,
 )
-from lmi_vllm.inference.context import RequestContext, RequestStep
-from lmi_vllm.inference.pipeline import Prepared, execute, render
+from lmi_vllm.inference.context import RequestContext, RequestSteps
+from lmi_vllm.inference.pipeline import ask_hooked
 from lmi_vllm.inference.request.parameters import UnreadNames
 from lmi_vllm.inference.response.openai_events import lmi_reply
 from lmi_vllm.inference.service import InferenceService
@@ -53,12 +52,12 @@ async def answering_texts(
     def use_settings(settings: Settings, _: EngineArguments) -> None:
         step.use(settings)
 
-    service.steps.append(step)
+    step.add_to(service.steps)
     events.on_plan.append(use_settings)
     yield
 
 
-class TextStep(RequestStep):
+class TextStep:
     """Lets vLLM embed, classify or rank a payload; with LMI's other engines, in their form."""
 
     def __init__(self, settings: Settings) -> None:
@@ -69,16 +68,10 @@ class TextStep(RequestStep):
         self._asked = settings.extra(TextEmbeddingSettings)
         self._is_translated = is_translated(settings)
 
-    def undecoded(self, context: RequestContext) -> dict[str, Any] | None:
-        """Return a list of texts or pairs as `inputs`; None for every other body."""
-        if context.runtime.profile.task == GENERATE or not context.call.body.lstrip().startswith(
-            b"["
-        ):
-            return None
-        try:
-            return {"inputs": orjson.loads(context.call.body)}
-        except orjson.JSONDecodeError:
-            return None
+    def add_to(self, steps: RequestSteps) -> None:
+        """Answer the requests that these steps are for."""
+        steps.decoders.append(undecoded)
+        steps.answers.append(self.answer)
 
     async def answer(self, context: RequestContext, payload: Mapping[str, Any]) -> Reply | None:
         """Return scores of pairs, or what the model makes of the payload; None where it generates.
@@ -94,19 +87,17 @@ class TextStep(RequestStep):
         if pairs is not None or "inputs" in payload:
             context.check_model(payload)
         if pairs is None:
-            prepared = self._pooled(context, payload)
-        else:
-            prepared = self._scored(context, payload, pairs)
-        return await render(context, prepared, await execute(context, prepared))
+            return await self._pooled(context, payload)
+        return await self._scored(context, payload, pairs)
 
     def _longest(self, context: RequestContext) -> int | None:
         """Return how many tokens are kept: vLLM refuses more than the model takes."""
         longest = self._asked.longest
         return None if longest is None else min(longest, context.runtime.engine.max_model_len)
 
-    def _scored(
+    async def _scored(
         self, context: RequestContext, payload: Mapping[str, Any], pairs: Pairs
-    ) -> Prepared:
+    ) -> Reply:
         body: dict[str, Any] = {
             "text_1": pairs.firsts,
             "text_2": pairs.seconds,
@@ -115,10 +106,13 @@ class TextStep(RequestStep):
         if (longest := self._longest(context)) is not None:
             body["truncate_prompt_tokens"] = longest
         body |= _pair_parameters(payload, context.runtime.unread_names)
-        reply = partial(scores_reply, is_list=pairs.is_list, is_probability=self._asked.sigmoid)
-        return Prepared(payload, "score", body, output=context.hooks.output, reply=reply)
 
-    def _pooled(self, context: RequestContext, payload: Mapping[str, Any]) -> Prepared:
+        def reply(answer: OpenAIReply) -> Reply:
+            return scores_reply(answer, is_list=pairs.is_list, is_probability=self._asked.sigmoid)
+
+        return await ask_hooked(context, "score", payload, body, reply)
+
+    async def _pooled(self, context: RequestContext, payload: Mapping[str, Any]) -> Reply:
         runtime = context.runtime
         is_adapter = runtime.adapters.__contains__
         request = parse_pooling_request(payload, runtime.profile, is_adapter, runtime.unread_names)
@@ -129,7 +123,18 @@ class TextStep(RequestStep):
         if request.is_vectors:
             is_bare = self._is_translated and isinstance(payload.get("inputs"), str)
             reply = vector_reply if is_bare else vectors_reply
-        return Prepared(payload, request.kind, body, output=context.hooks.output, reply=reply)
+        return await ask_hooked(context, request.kind, payload, body, reply)
+
+
+def undecoded(context: RequestContext) -> dict[str, Any] | None:
+    """Return a list of texts or pairs as `inputs`; None for every other body."""
+    is_list = context.call.body.lstrip().startswith(b"[")
+    if context.runtime.profile.task == GENERATE or not is_list:
+        return None
+    try:
+        return {"inputs": orjson.loads(context.call.body)}
+    except orjson.JSONDecodeError:
+        return None
 
 
 def read_pairs(payload: Mapping[str, Any]) -> Pairs | None:

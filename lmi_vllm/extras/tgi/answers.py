@@ -53,9 +53,8 @@ async def tokenize(context: RequestContext) -> Reply:
     Raises:
         PayloadError: `inputs` is not text or too long, or `add_special_tokens` not a boolean.
     """
-    async with context:
-        payload = decode_body(context.call.body, "application/json")
-        tokens = await _tokens(payload, context.runtime)
+    payload = decode_body(context.call.body, "application/json")
+    tokens = await _tokens(payload, context.runtime)
     return Reply(200, "application/json", orjson.dumps(tokens) + b"\n")
 
 
@@ -65,18 +64,17 @@ async def chat_tokenize(context: RequestContext) -> Reply:
     Raises:
         PayloadError: the body is no chat, or the model's template refuses it.
     """
-    async with context:
-        payload = decode_body(context.call.body, "application/json")
-        if not isinstance(payload, dict) or "messages" not in payload:
-            raise PayloadError("messages: expected a list of messages")
-        runtime = context.runtime
-        chat = {name: payload[name] for name in _CHAT_FIELDS if payload.get(name) is not None}
-        served = runtime.profile.served_names
-        chat = with_tgi_meaning(chat, served, lambda _: False) | {"model": served[0]}
-        ids = (await _asked(context, "tokenize", chat))["tokens"]
-        texts = await _asked(context, "detokenize", {"model": served[0], "tokens": ids})
-        text = str(texts["prompt"])
-        found = await _tokens({"inputs": text, "add_special_tokens": False}, runtime)
+    payload = decode_body(context.call.body, "application/json")
+    if not isinstance(payload, dict) or "messages" not in payload:
+        raise PayloadError("messages: expected a list of messages")
+    runtime = context.runtime
+    chat = {name: payload[name] for name in _CHAT_FIELDS if payload.get(name) is not None}
+    served = runtime.profile.served_names
+    chat = with_tgi_meaning(chat, served, lambda _: False) | {"model": served[0]}
+    ids = (await _asked(context, "tokenize", chat))["tokens"]
+    texts = await _asked(context, "detokenize", {"model": served[0], "tokens": ids})
+    text = str(texts["prompt"])
+    found = await _tokens({"inputs": text, "add_special_tokens": False}, runtime)
     body = {"tokenize_response": found, "templated_text": text}
     return Reply(200, "application/json", orjson.dumps(body) + b"\n")
 

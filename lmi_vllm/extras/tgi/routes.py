@@ -92,7 +92,9 @@ async def tokenize_chat(request: web.Request) -> web.StreamResponse:
         return await not_found(request)
     check_method(request, ("POST",))
     call = await read_call(request, request_properties(request.headers))
-    return await send(request, await request.app[SERVICE].answer(call, chat_tokenize))
+    async with request.app[SERVICE].admitted(call) as context:
+        reply = await chat_tokenize(context)
+    return await send(request, reply)
 
 
 def tokenize_handler() -> Handler:
@@ -106,7 +108,9 @@ def tokenize_handler() -> Handler:
             return await engine_route(request, call)
         request[DIALECT] = Dialect.TGI
         request[RECORD].dialect = Dialect.TGI
-        return await send(request, await request.app[SERVICE].answer(call, tokenize))
+        async with request.app[SERVICE].admitted(call) as context:
+            reply = await tokenize(context)
+        return await send(request, reply)
 
     return handler
 

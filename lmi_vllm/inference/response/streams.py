@@ -313,7 +313,6 @@ class StreamEnds:
         if (record := current_record()) is not None:
             record.fault = error.fault
             STREAM_ERRORS.labels(str(error.fault)).inc()
-        self.queue.lifecycle.note_failure(error.fault)
         return error
 
 

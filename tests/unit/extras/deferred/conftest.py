@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestClient
 
-from lmi_vllm.extras.deferred.results import DeferredResults, DeferredStep
+from lmi_vllm.extras.deferred.results import Deferrals, DeferredResults
 from lmi_vllm.web.request import SERVICE
 from tests.conftest import ServeScripted
 
@@ -13,7 +13,7 @@ from tests.conftest import ServeScripted
 def keep(client: TestClient, results: DeferredResults) -> DeferredResults:
     """Let the server behind a client keep deferred answers there."""
     service = client.app[SERVICE]
-    service.steps[:] = [DeferredStep(results, service.queue)]
+    service.steps.deferrals[:] = [Deferrals(results, service.queue).defer]
     return results
 
 

@@ -121,7 +121,7 @@ async def test_deferred_failure_has_the_configured_status(serve: ServeScripted) 
     settings = load_settings({"SERVING_SERVER_ERROR_HTTP_CODE": "599"})
     client = await serve(statuses=error_statuses(settings))
     service = client.app[SERVICE]
-    service.steps.clear()
+    service.steps.deferrals.clear()
     async with deferring(service, settings, {}, ServerEvents(SOURCES)):
         answer = await read_when_there(client, await start(client, {"inputs": 5}))
     body = await answer.json()

@@ -2,7 +2,7 @@
 
 import asyncio
 import gzip
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ from pytest_aiohttp import AiohttpClient
 
 from lmi_vllm.assembly import create_app
 from lmi_vllm.extras.front_ends.forwarding import Forwarder
-from lmi_vllm.inference.context import RequestStep
 from lmi_vllm.inference.lifecycle import Lifecycle, State
 from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.inference.service import InferenceService
@@ -22,14 +21,6 @@ from tests.conftest import packed_server
 from tests.web.conftest import lifecycle_of
 
 PIECES = 5
-
-
-class Bound(RequestStep):
-    """A step of an extra that keeps something in the first process."""
-
-    def is_process_bound(self, properties: Mapping[str, str]) -> bool:
-        """Whether the request is about that."""
-        return "x-bound" in properties
 
 
 async def tell(request: web.Request) -> web.StreamResponse:
@@ -79,7 +70,7 @@ async def second(
     await web.UnixSite(runner, socket).start()
     forwarder = Forwarder(socket)
     service = InferenceService(RequestQueue(Lifecycle()))
-    service.steps.append(Bound())
+    service.steps.is_process_bound.append(lambda properties: "x-bound" in properties)
     service.lifecycle.set_state(State.HEALTHY)
     client = await aiohttp_client(
         await packed_server(create_app(service, WebOptions(proxy=forwarder)))

@@ -7,7 +7,7 @@ import pytest
 from aiohttp.test_utils import TestClient
 
 from lmi_vllm.errors import EngineFailureError
-from lmi_vllm.extras.deferred.results import DeferredResults, DeferredStep
+from lmi_vllm.extras.deferred.results import Deferrals, DeferredResults
 from lmi_vllm.extras.scripted.engine import Fail, ScriptedEngine
 from lmi_vllm.extras.text_embedding.requests import TextStep
 from lmi_vllm.inference.lifecycle import State
@@ -241,7 +241,7 @@ async def test_metadata_names_inputs_and_outputs(serve: ServeScripted) -> None:
 async def test_infer_on_an_embedding_model(serve: ServeScripted) -> None:
     """Vectors are a matrix of FP32; the extra for such models makes them."""
     client = await serve(ServingProfile(model_name="demo", task="embed"))
-    client.app[SERVICE].steps.append(TextStep(load_settings({})))
+    TextStep(load_settings({})).add_to(client.app[SERVICE].steps)
     status, body = await infer(client, texts("a", "b"))
     assert status == 200
     (tensor,) = body["outputs"]
@@ -263,7 +263,7 @@ async def test_infer_is_recorded_and_never_deferred(serve: ServeScripted) -> Non
     """Requests count and are logged under the dialect `kserve`; nothing here is answered later."""
     client, seen = await serve(), []
     service = client.app[SERVICE]
-    service.steps.append(DeferredStep(DeferredResults(), service.queue))
+    service.steps.deferrals.append(Deferrals(DeferredResults(), service.queue).defer)
     client.app[SERVICE].telemetry.observers = (seen.append,)
     answer = await client.post(
         INFER, json={"inputs": [texts("x")]}, headers={"x-synchronous": "false"}

@@ -42,7 +42,10 @@ def clock() -> Clock:
 
 def use(client: TestClient, sessions: Sessions) -> None:
     """Let the server behind a client keep these sessions."""
-    client.app[SERVICE].steps[:] = [SessionStep(sessions)]
+    steps = client.app[SERVICE].steps
+    steps.checks.clear()
+    steps.answers.clear()
+    SessionStep(sessions).add_to(steps)
 
 
 @pytest.fixture

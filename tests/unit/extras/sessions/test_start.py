@@ -73,7 +73,8 @@ async def test_sessions_are_copied_once_at_the_end(
     async with keeping_sessions(service, settings, {}, events):
         for plan in events.on_plan:
             plan(load_settings(brought), EngineArguments({}, {}))
-        (step,) = service.steps
+        (check,) = service.steps.checks
+        step = check.__self__  # type: ignore[attr-defined]
         assert isinstance(step, SessionStep)
         assert step.sessions.root == tmp_path
         for end in events.on_drained:
