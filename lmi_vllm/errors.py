@@ -11,7 +11,8 @@
     │       └── EngineMemoryError    for lack of memory
     ├── RequestError                 the client's payload caused it (424 on LMI routes)
     │   ├── PayloadError             a field is missing, of the wrong type or out of range
-    │   └── UnknownAdapterError      the request names an adapter that is not registered
+    │   ├── UnknownAdapterError      the request names an adapter that is not registered
+    │   └── NoAdapterSlotError       every slot is pinned, by other adapters; carries Retry-After
     ├── CustomCodeError              a hook of the user's failed on a request (424 on LMI routes)
     │   └── CustomCodeMemoryError    for lack of memory (507)
     ├── ManagementError              a management call cannot be carried out
@@ -20,8 +21,9 @@
     │   ├── MethodNotAllowedError    405
     │   ├── ExpectationError         417
     │   ├── AdapterConflictError     409
-    │   └── AdapterRefusedError      424, or 507 where no slot or memory is left
-    │       └── AdapterMissingError  its source does not exist
+    │   └── AdapterRefusedError      424
+    │       ├── AdapterMissingError  its source does not exist
+    │       └── AdapterCapacityError 507: no slot or memory is left; carries Retry-After
     ├── UnauthorizedError            401
     ├── CrossSiteError               403: a page of another site asks
     ├── PayloadTooLargeError         413
@@ -176,6 +178,12 @@ class UnknownAdapterError(RequestError):
         super().__init__(f"The adapter {adapter} was not found in the registry of loaded adapters")
 
 
+class NoAdapterSlotError(RequestError):
+    """No adapter slot is left for the adapter of a request."""
+
+    retry_after_seconds = 5
+
+
 class CustomCodeError(LmiError):
     """A handler or formatter of the user failed on a request."""
 
@@ -253,6 +261,7 @@ class AdapterCapacityError(AdapterRefusedError):
     """No slot or memory is left for a pinned or preloaded adapter."""
 
     fault = Fault.MEMORY
+    retry_after_seconds = 5
 
 
 class UnauthorizedError(LmiError):

@@ -155,6 +155,7 @@ class ServingProfile:
     stream_logprobs: bool = True
     normalize: bool = True
     enable_lora: bool = False
+    adapter_slots: int = 0
     job_queue_size: int = 1000
     max_request_size: int = 64 << 20  # bytes
     max_adapter_size: int = 16 << 30  # bytes
@@ -174,12 +175,16 @@ class ServingProfile:
 
 @dataclass(frozen=True, slots=True)
 class AdapterRef:
-    """One load of one LoRA adapter; `engine_id` is positive and never used again."""
+    """One load of one LoRA adapter; `engine_id` is positive and never used again.
+
+    It gets the slot of the pinned load whose id is `replaces`, or ends that one's pin.
+    """
 
     name: str
     path: str
     engine_id: int
     pinned: bool = False
+    replaces: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,7 +93,11 @@ def serve(aiohttp_client: AiohttpClient, engine: ScriptedEngine) -> ServeScripte
         lifecycle = Lifecycle(profile.model_name)
         service = InferenceService(RequestQueue(lifecycle, limit), profile, statuses=statuses)
         registry = AdapterRegistry(
-            engine, str, is_enabled=profile.enable_lora, load_code=code.load_adapter
+            engine,
+            str,
+            is_enabled=profile.enable_lora,
+            slots=profile.adapter_slots,
+            load_code=code.load_adapter,
         )
         if is_ready:
             service.attach(Runtime(engine, profile, registry, code.hooks))

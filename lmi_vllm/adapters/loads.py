@@ -79,26 +79,30 @@ class AdapterLoads:
         self._ids = itertools.count(FIRST_ENGINE_ID)
         self._uses: dict[int, ReferenceCount] = {}  # by the engine's id of a load
 
-    async def prepare(self, adapter: Adapter) -> Adapter:
+    async def prepare(self, adapter: Adapter, replaced: AdapterRef | None = None) -> Adapter:
         """Return the adapter with its files, its hooks and, if preloaded, its weights."""
         path = adapter.path if adapter.is_from_store else await self._resolved(adapter)
         hooks = await self._load_code(adapter.name, path, adapter.options)
         adapter = replace(adapter, path=path, hooks=hooks)
         try:
-            return await self.load(adapter) if adapter.preload else adapter
+            return await self.load(adapter, replaced) if adapter.preload else adapter
         except BaseException:
             hooks.forget()
             raise
 
-    async def load(self, adapter: Adapter) -> Adapter:
-        """Load the adapter under a new id, unless it is loaded; pin it if asked; return it."""
+    async def load(self, adapter: Adapter, replaced: AdapterRef | None = None) -> Adapter:
+        """Load the adapter under a new id, unless it is loaded; pin it if asked; return it.
+
+        If it is pinned, it gets the slot of the pinned load that is `replaced`.
+        """
         async with self._lock:
+            old = 0 if replaced is None else replaced.engine_id
             if adapter.ref is None:
-                ref = AdapterRef(adapter.name, adapter.path, next(self._ids), adapter.pin)
+                ref = AdapterRef(adapter.name, adapter.path, next(self._ids), adapter.pin, old)
             else:
                 ref = replace(adapter.ref, pinned=adapter.pin)
             await self.engine.load_adapter(ref)
-        return replace(adapter, ref=ref)
+        return replace(adapter, ref=replace(ref, replaces=0))
 
     def hold(self, ref: AdapterRef) -> contextlib.AbstractContextManager[None]:
         """Hold a reference to this load while the body runs."""
@@ -110,6 +114,12 @@ class AdapterLoads:
             return False
         uses, active = self._uses.get(ref.engine_id), self.engine.active_adapters
         return (uses is not None and uses.is_held) or ref.name in (*active.running, *active.waiting)
+
+    async def unpin(self, ref: AdapterRef | None) -> None:
+        """Leave the slot of a pinned load to others: requests that use it need one like theirs."""
+        if ref is not None and ref.pinned:
+            async with self._lock:
+                await self.engine.load_adapter(replace(ref, pinned=False))
 
     async def unload(self, ref: AdapterRef | None, timeout_seconds: float) -> None:
         """Drop the weights of a load once no request uses it, or after a time limit."""

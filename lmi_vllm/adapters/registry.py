@@ -23,6 +23,7 @@ from lmi_vllm.errors import (
     AdapterConflictError,
     AdapterRefusedError,
     BadParameterError,
+    NoAdapterSlotError,
     NotReadyError,
     RequestError,
     ResourceNotFoundError,
@@ -51,22 +52,25 @@ class AdapterRegistry:
 
     `AdapterLoads` loads them (`resolve`, `load_code`). A change that has begun is completed, even
     if its client disconnects: half a change would leave weights that no call can remove. `hooks`
-    makes those of this registry.
+    makes those of this registry. The engine has `slots` for adapters; 0 if that is not known.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one name for each thing that a start knows
         self,
         engine: Engine,
         resolve: Resolve,
         *,
         is_enabled: bool,
         reserved_names: Collection[str] = (),
+        slots: int = 0,
         load_code: LoadCode = no_code,
         hooks: "MakeHooks" = no_hooks,
     ) -> None:
         self.is_enabled = is_enabled
         self.changes: set[asyncio.Task[Any]] = set()
         self._reserved_names = frozenset(reserved_names)
+        self._slots = slots
+        self._pins: set[str] = set()  # the names that are pinned, and some that were
         self._adapters: dict[str, Adapter] = {}
         self._loads = AdapterLoads(engine, resolve, load_code)
         self._names = KeyedLock()
@@ -159,6 +163,7 @@ class AdapterRegistry:
 
         Raises:
             UnknownAdapterError: no adapter of that name; never the base model instead.
+            NoAdapterSlotError: every slot is pinned, by others.
             RequestError: it is registered, but cannot be loaded now.
             NotReadyError: it makes room for others each time before it is held.
         """
@@ -169,6 +174,7 @@ class AdapterRegistry:
                     await self.load_on_first_use(name, alias)  # it may change in the meantime
             adapter = self._adapters.get(name)
             if adapter is not None and adapter.ref is not None:
+                self._check_slot(adapter, alias)
                 with self._loads.hold(adapter.ref):
                     yield adapter
                 return
@@ -192,7 +198,7 @@ class AdapterRegistry:
                 try:
                     self._adapters[name] = adapter = await self._loads.load(adapter)
                 except AdapterCapacityError as error:  # 507 is only for calls that register
-                    raise RequestError(error.text) from error
+                    raise NoAdapterSlotError(error.text) from error
                 await self._publish()
             return adapter
 
@@ -243,7 +249,7 @@ class AdapterRegistry:
                 adapter = replace(adapter, pin=current.pin, options=current.options)
             if adapter.is_from_store and not current.is_from_store:
                 raise AdapterConflictError(f"The adapter {name} was registered by a call")
-            self._put(name, await self._loads.prepare(adapter))
+            self._put(name, await self._loads.prepare(adapter, current.ref))
         await self._publish(timeout_seconds)
         await self._loads.unload(current.ref, timeout_seconds)
         current.hooks.forget()
@@ -302,6 +308,7 @@ class AdapterRegistry:
             else:
                 self._put(name, None)
             try:
+                await self._loads.unpin(adapter.ref)
                 await self._publish(timeout_seconds)
                 await self._loads.unload(adapter.ref, timeout_seconds)
             except BaseException:
@@ -341,6 +348,25 @@ class AdapterRegistry:
                     )
                 self._adapters[name] = moved
 
+    def _check_slot(self, adapter: Adapter, alias: str | None) -> None:
+        """Check that not every slot belongs to another adapter for good.
+
+        The engine checks it again, but its refusal reaches some routes in vLLM's own words.
+
+        Raises:
+            NoAdapterSlotError: every slot is pinned.
+        """
+        if adapter.pin or len(self._pins) < self._slots or not self._slots:
+            return
+        found = [self._adapters.get(name) for name in self._pins]
+        pinned = {one.name for one in found if one is not None and one.pin}
+        self._pins = pinned
+        if len(pinned) >= self._slots:
+            raise NoAdapterSlotError(
+                f"No free lora slots for adapter {alias or adapter.name}: all {self._slots} are "
+                "pinned"
+            )
+
     @contextlib.asynccontextmanager
     async def _changing(self, name: str) -> AsyncIterator[None]:
         async with self._names.hold(name):
@@ -357,6 +383,8 @@ class AdapterRegistry:
         before = self._adapters.pop(name, None) if adapter is None else self._adapters.get(name)
         if adapter is not None:
             self._adapters[name] = adapter
+            if adapter.pin:
+                self._pins.add(name)
         if self.hooks.sharing is not None:
             self.hooks.sharing.note(name, before)
 

@@ -59,6 +59,7 @@ async def load_adapters(
         sources.resolve,
         is_enabled=profile.enable_lora,
         reserved_names=profile.served_names,
+        slots=profile.adapter_slots,
         load_code=load_code,
         hooks=(lambda registry: hooks(registry, sources)) if profile.enable_lora else no_hooks,
     )

@@ -30,6 +30,7 @@ def build_serving_profile(
         stream_logprobs=settings.model.stream_logprobs,
         normalize=settings.model.normalize,
         enable_lora=settings.model.enable_lora,
+        adapter_slots=settings.model.max_loras,
         job_queue_size=settings.server.job_queue_size,
         max_request_size=settings.server.max_request_size,
         max_adapter_size=settings.server.lmi_adapter_max_size,

@@ -5,7 +5,10 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestClient
 
+from lmi_vllm.errors import AdapterCapacityError
 from lmi_vllm.extras.scripted.engine import ScriptedEngine
+from lmi_vllm.messages import AdapterRef, ServingProfile
+from tests.conftest import ServeScripted
 from tests.web.conftest import call, register
 
 IDENTIFIER = "X-Amzn-SageMaker-Adapter-Identifier"
@@ -169,3 +172,50 @@ async def test_unknown_adapter_is_never_the_base_model(
     assert "xx" in str(text)
     assert not engine.jobs
     assert not engine.calls
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/invocations", {"inputs": "x", "adapters": "b"}, 424),
+        ("/invocations", {"inputs": "x", "adapters": "b", "stream": True}, 424),
+        ("/invocations", {"inputs": ["x", "y"], "adapters": ["a", "b"]}, 424),
+        ("/invocations", {"messages": [{"role": "user", "content": "x"}], "model": "b"}, 424),
+        ("/v1/completions", {"prompt": "x", "model": "b"}, 400),
+        ("/v1/completions", {"prompt": "x", "model": "b", "stream": True}, 400),
+    ],
+)
+async def test_lack_of_a_slot_has_retry_after(
+    serve: ServeScripted, path: str, body: dict[str, Any], status: int
+) -> None:
+    """While every slot is pinned, a request for another adapter may be sent elsewhere, or later."""
+    lora = await serve(ServingProfile(model_name="demo", enable_lora=True, adapter_slots=1))
+    for name, more in {"b": {}, "a": {"pin": "true"}}.items():
+        params = {"name": name, "src": f"/{name}", **more}
+        assert (await call(lora, "POST", "/adapters", params=params))[0] == 200
+    answer = await lora.post(path, json=body)
+    assert (answer.status, answer.headers.get("Retry-After")) == (status, "5")
+    assert "all 1 are pinned" in await answer.text()
+    assert (await lora.post("/invocations", json={"inputs": "x", "adapters": "a"})).status == 200
+    assert (await call(lora, "DELETE", "/adapters/a"))[0] == 200
+    assert (await lora.post("/invocations", json={"inputs": "x", "adapters": "b"})).status == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "options"),
+    [
+        ("/adapters", {"params": {"name": "c", "src": "/c", "pin": "true"}}),
+        ("/v1/load_lora_adapter", {"json": {"lora_name": "c", "lora_path": "/c"}}),
+    ],
+)
+async def test_registration_without_a_slot_has_retry_after(
+    lora: TestClient, monkeypatch: pytest.MonkeyPatch, path: str, options: dict[str, Any]
+) -> None:
+    """A slot may be free in a moment; so may memory."""
+
+    async def full(_engine: ScriptedEngine, _adapter: AdapterRef) -> None:
+        raise AdapterCapacityError("No free lora slots")
+
+    monkeypatch.setattr(ScriptedEngine, "load_adapter", full)
+    answer = await lora.post(path, **options)
+    assert (answer.status, answer.headers.get("Retry-After")) == (507, "5")

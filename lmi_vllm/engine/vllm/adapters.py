@@ -34,6 +34,7 @@ from lmi_vllm.checks.safetensors_header import DamagedFileError
 from lmi_vllm.engine.base import ActiveAdapters
 from lmi_vllm.engine.private_folders import PrivateFolder
 from lmi_vllm.engine.vllm.adapter_files import NO_NAMES, copy_adapter, renamed_weights
+from lmi_vllm.engine.vllm.adapter_pins import AdapterPins
 from lmi_vllm.engine.vllm.engine_calls import (
     EngineCalls,
     LoadedAdapter,
@@ -55,10 +56,8 @@ logger = logging.getLogger(__name__)
 
 BASE_ADAPTER_NAME: Final = "lmi-vllm-base"
 BASE_ADAPTER_ID: Final = 1  # the all-zero adapter; ids of users' adapters are above
-PIN_WAIT_SECONDS: Final = 10.0  # that a pin waits for a free slot
 COPY_SECONDS: Final = 600.0  # to copy an adapter's files; no other adapter is loaded meanwhile
 UNKNOWN_BASE: Final = BaseModel()
-_PIN_ATTEMPTS: Final = 3  # a step of the engine may evict the adapter between load and pin
 
 
 class UsableAdapters(Protocol):
@@ -116,6 +115,7 @@ class EngineAdapters:
         self._convert_pickle = convert_pickle
         self._slots = AdapterSlots(slots)
         self._loaded: dict[int, LoadedAdapter] = {}
+        self._pins = AdapterPins(calls, self._slots, self._loaded.get)
 
     @property
     def active(self) -> ActiveAdapters:
@@ -132,7 +132,7 @@ class EngineAdapters:
         known = self._loaded.get(engine_id)
         if known is None:
             raise AdapterRefusedError(f"The adapter {shown} is not loaded")
-        if self._slots.is_all_pinned and not self._slots.is_pinned(engine_id):
+        if not self._slots.may_have_slot(engine_id):
             raise _no_slot(shown, self._slots.count)
         return known
 
@@ -141,6 +141,7 @@ class EngineAdapters:
         """Keep a slot while the body runs; see `UsableAdapters.hold`."""
         try:
             async with self._slots.hold(adapter.engine_id):
+                await self._pins.complete(adapter.engine_id)
                 yield
         except NoSlotError:
             raise _no_slot(shown, self._slots.count) from None
@@ -176,7 +177,7 @@ class EngineAdapters:
         return tuple(self._loaded.values())
 
     async def load(self, adapter: AdapterRef) -> None:
-        """Load a private copy of `adapter`, once, and make it findable; pin it if asked.
+        """Load a private copy of `adapter`, once, and make it findable; pin it as asked.
 
         Raises:
             AdapterRefusedError: in the engine's words; nothing of the adapter stays.
@@ -187,19 +188,23 @@ class EngineAdapters:
         known = self._loaded.get(adapter.engine_id)
         if known is not None and known.shown != adapter.name:
             raise AdapterRefusedError(f"engine id {adapter.engine_id} belongs to another adapter")
-        is_pinned = known is not None and self._slots.is_pinned(adapter.engine_id)
-        if self._slots.is_all_pinned and not is_pinned:
+        if known is not None:
+            await (self._pins.pin(known) if adapter.pinned else self._pins.unpin(known.engine_id))
+            return
+        # A new path each time: it is half of the prefix cache's key.
+        if self._slots.is_pinned(adapter.replaces):
+            async with self._pins.replacing(adapter):
+                await self._load_copy(adapter, Path(tempfile.mkdtemp(dir=self.folder.path)))
+            return
+        if self._slots.is_all_pinned:
             raise _no_slot(adapter.name, self._slots.count)
-        if known is None:
-            # A new path each time: it is half of the prefix cache's key.
-            await self._load_copy(adapter, Path(tempfile.mkdtemp(dir=self.folder.path)))
+        loaded = await self._load_copy(adapter, Path(tempfile.mkdtemp(dir=self.folder.path)))
         if not adapter.pinned:
             return
         try:
-            await self._pin(adapter)
+            await self._pins.pin(loaded)
         except BaseException:
-            if known is None:
-                await self.unload(adapter)
+            await self.unload(adapter)
             raise
 
     async def unload(self, adapter: AdapterRef) -> None:
@@ -207,7 +212,7 @@ class EngineAdapters:
         loaded = self._loaded.pop(adapter.engine_id, None)
         if loaded is None:
             return
-        self._slots.unpin(adapter.engine_id)
+        await self._pins.unpin(adapter.engine_id)
         if not self._slots.running(adapter.engine_id):
             await self._forget(loaded)
 
@@ -229,7 +234,7 @@ class EngineAdapters:
             reason = str(error) or NO_REASON
             reason = reason.replace(adapter.path, shown_path).replace(adapter.name, adapter.shown)
             text = f"Adapter {adapter.shown} cannot be loaded: {reason}"
-            is_full = _is(error, Refusal.FULL)
+            is_full = isinstance(error, WorkerRefusalError) and error.kind is Refusal.FULL
             raise (AdapterCapacityError if is_full else AdapterRefusedError)(text) from error
 
     async def add_base(self, adapter: LoadedAdapter, shown_path: str) -> None:
@@ -244,7 +249,7 @@ class EngineAdapters:
             await self._calls.remove_adapter(adapter.engine_id)
         await asyncio.to_thread(shutil.rmtree, adapter.path, ignore_errors=True)
 
-    async def _load_copy(self, adapter: AdapterRef, private: Path) -> None:
+    async def _load_copy(self, adapter: AdapterRef, private: Path) -> LoadedAdapter:
         name = engine_name(adapter.name, adapter.engine_id)
         loaded = LoadedAdapter(adapter.engine_id, name, str(private), adapter.name)
         names = await self._copied(adapter, private, NO_NAMES)
@@ -259,6 +264,7 @@ class EngineAdapters:
             some = next(iter(names.items()))
             logger.info("adapter %s: %d names changed: %s", adapter.name, len(names), some)
         self._loaded[adapter.engine_id] = loaded
+        return loaded
 
     async def _copied(
         self, adapter: AdapterRef, private: Path, names: Mapping[str, str]
@@ -276,42 +282,6 @@ class EngineAdapters:
         except OSError as error:
             shutil.rmtree(private, ignore_errors=True)
             raise _unreadable(adapter, error) from error
-
-    async def _pin(self, adapter: AdapterRef) -> None:
-        if self._slots.is_pinned(adapter.engine_id):
-            return
-        try:
-            await self._slots.pin(adapter.engine_id, PIN_WAIT_SECONDS)
-        except NoSlotError:
-            raise AdapterCapacityError(
-                f"Adapter {adapter.name} cannot be pinned: No free lora slots, all "
-                f"{self._slots.count} are pinned or in use"
-            ) from None
-        try:
-            await self._pin_in_engine(adapter)
-        except BaseException:
-            self._slots.unpin(adapter.engine_id)
-            raise
-
-    async def _pin_in_engine(self, adapter: AdapterRef) -> None:
-        loaded = self._loaded[adapter.engine_id]
-        for attempt in range(_PIN_ATTEMPTS):
-            try:
-                await self._calls.add_adapter(loaded)
-                await self._calls.pin_adapter(adapter.engine_id)
-            except Exception as error:  # vLLM raises a bare Exception here
-                if self._calls.is_dead:
-                    raise
-                if attempt + 1 < _PIN_ATTEMPTS and _is(error, Refusal.EVICTED):
-                    continue
-                raise AdapterCapacityError(
-                    f"Adapter {adapter.name} cannot be pinned: {error}"
-                ) from error
-            return
-
-
-def _is(error: Exception, kind: Refusal) -> bool:
-    return isinstance(error, WorkerRefusalError) and error.kind is kind
 
 
 def _no_slot(name: str, slots: int) -> AdapterCapacityError:

@@ -18,6 +18,7 @@ from lmi_vllm.errors import (
     DownloadError,
     LmiError,
     ManagementError,
+    NoAdapterSlotError,
     NotReadyError,
     RequestError,
 )
@@ -134,7 +135,7 @@ class OnDemandAdapters:
             version = found.version
             await self._register(found)
         except AdapterCapacityError as error:  # not remembered: room may be freed soon
-            raise RequestError(error.text) from error
+            raise NoAdapterSlotError(error.text) from error
         except (ManagementError, DownloadError) as error:
             text = error.text
             logger.warning("adapter %s of the store cannot be served: %s", name, text)

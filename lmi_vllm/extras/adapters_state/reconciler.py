@@ -13,7 +13,6 @@ from typing import Final
 from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.errors import (
-    AdapterCapacityError,
     AdapterConflictError,
     LmiError,
     ResourceNotFoundError,
@@ -219,27 +218,13 @@ class AdapterReconciler:
             raise AdapterConflictError(f"The adapter {name} is one of the model directory's")
         is_other = current.is_from_store or current.revision != wanted.revision
         if is_other or (current.pin and not wanted.pin):  # an update cannot unpin
-            await _replace(registry, current, wanted, self._drop_seconds())
+            await registry.replace(wanted, self._drop_seconds())
             return
         await registry.update(name, functools.partial(_with_flags, wanted), self._drop_seconds())
 
 
 def _with_flags(wanted: Adapter, current: Adapter) -> Adapter:
     return replace(current, preload=wanted.preload, pin=wanted.pin, options=wanted.options)
-
-
-async def _replace(
-    registry: AdapterRegistry, current: Adapter, wanted: Adapter, drop_seconds: float
-) -> None:
-    """Put the wanted one in the place of the current; its requests end on the old weights."""
-    try:
-        await registry.replace(wanted, drop_seconds)
-    except AdapterCapacityError:
-        if not current.is_from_store:
-            raise
-        # The one that was found has the slot itself, pinned by the same call.
-        await registry.unregister(current.name, drop_seconds, only_from_store=True)
-        await registry.register(wanted)
 
 
 def as_shared(adapter: Adapter | None) -> Adapter | None:

@@ -147,6 +147,7 @@ class ClientModel:
             self._first.load,
             is_enabled=profile.enable_lora,
             reserved_names=profile.served_names,
+            slots=profile.adapter_slots,
             hooks=partial(self._events.adapter_hooks, sources=None),
         )
         for begin in self._adapters.hooks.begin:

@@ -24,6 +24,7 @@ class MirroredAdapters(AdapterRegistry):
         *,
         is_enabled: bool,
         reserved_names: Collection[str] = (),
+        slots: int = 0,
         hooks: MakeHooks = no_hooks,
     ) -> None:
         super().__init__(
@@ -31,6 +32,7 @@ class MirroredAdapters(AdapterRegistry):
             _no_source,
             is_enabled=is_enabled,
             reserved_names=reserved_names,
+            slots=slots,
             hooks=hooks,
         )
         self._ask_to_load = ask_to_load
@@ -48,6 +50,7 @@ class MirroredAdapters(AdapterRegistry):
             if number not in before:
                 await self._loads.engine.load_adapter(ref)
         self._adapters = new
+        self._pins = {name for name, adapter in new.items() if adapter.pin}
         return gone
 
     async def wait_unused(self, gone: Collection[AdapterRef], timeout_seconds: float) -> None:

@@ -168,7 +168,8 @@ class ScriptedEngine:
 
     async def unload_adapter(self, adapter: AdapterRef) -> None:
         """Forget the adapter unless a newer one has its name."""
-        if self.adapters.get(adapter.name) == adapter:
+        known = self.adapters.get(adapter.name)
+        if known is not None and known.engine_id == adapter.engine_id:
             del self.adapters[adapter.name]
 
     async def check_health(self) -> None:

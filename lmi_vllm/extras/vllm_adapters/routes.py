@@ -4,7 +4,7 @@ Where vLLM answers 500 because an adapter cannot be loaded, the answer here is 4
 adapter's (vllm/entrypoints/openai/models/serving.py, 0.32).
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 import orjson
@@ -31,9 +31,15 @@ _FLAG: Final = TypeAdapter(bool)  # "true" and 1 are true, as in vLLM's LoadLoRA
 class _RefusalError(Exception):
     """An error answer of vLLM: its text, status and name for the kind of error."""
 
-    def __init__(self, text: str, status: int = 400, kind: str = "InvalidUserInput") -> None:
+    def __init__(
+        self,
+        text: str,
+        status: int = 400,
+        kind: str = "InvalidUserInput",
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__(text)
-        self.status, self.kind = status, kind
+        self.status, self.kind, self.headers = status, kind, headers
 
 
 def _add(app: web.Application) -> None:
@@ -58,7 +64,7 @@ def _answering(
                 "param": None,
                 "code": error.status,
             }
-            return web.json_response({"error": detail}, status=error.status)
+            return web.json_response({"error": detail}, status=error.status, headers=error.headers)
         return web.Response(text=text)
 
     return handler
@@ -99,7 +105,8 @@ def _is_in_place(given: Fields) -> bool:
 
 def _load_refusal(error: ManagementError, name: str, path: str) -> _RefusalError:
     if isinstance(error, AdapterCapacityError):
-        return _RefusalError(error.text, 507, "InternalServerError")
+        later = {"Retry-After": str(error.retry_after_seconds)}
+        return _RefusalError(error.text, 507, "InternalServerError", later)
     if isinstance(error, AdapterMissingError):
         text = f"Loading lora {name} failed: No adapter found for {path}"
         return _RefusalError(text, 404, "NotFoundError")

@@ -96,6 +96,69 @@ async def test_pin_waits_for_others_and_gives_up_in_time() -> None:
     assert slots.is_pinned(2)
 
 
+async def test_successor_gets_the_slot_when_the_old_one_has_ended() -> None:
+    """Until then both share it in turn; others wait, since one of two slots is not pinned."""
+    slots = AdapterSlots(2)
+    await slots.pin(1, 1)
+    old, other = Holder(slots, 1), Holder(slots, 3)
+    await settle()
+    slots.succeed(2, 1)
+    new, late = Holder(slots, 2), Holder(slots, 1)
+    await settle()
+    assert [one.is_in for one in (new, late)] == [False, True]
+    assert slots.is_pinned(2)
+    assert not slots.is_alone(2)
+    await other.end()  # its slot is for the old one's requests
+    another = Holder(slots, 4)
+    await settle()
+    assert [one.is_in for one in (new, another)] == [True, False]
+    slots.unpin(1)
+    await old.end()
+    await late.end()
+    assert another.is_in
+    assert slots.is_alone(2)
+
+
+async def test_pinned_slot_is_used_in_turn_and_freed_with_its_last_adapter() -> None:
+    """With every slot pinned; the removal of the last one does not end the first one's request."""
+    slots = AdapterSlots(1)
+    await slots.pin(1, 1)
+    old = Holder(slots, 1)
+    await settle()
+    slots.succeed(2, 1)
+    second = Holder(slots, 2)
+    slots.succeed(3, 2)
+    third = Holder(slots, 3)
+    await settle()
+    assert [one.is_in for one in (second, third)] == [False, False]
+    slots.unpin(1)
+    await old.end()
+    assert [one.is_in for one in (second, third)] == [True, False]
+    slots.unpin(2)
+    slots.unpin(3)
+    await settle()
+    assert not slots.is_all_pinned
+    await second.end()
+    assert third.is_in
+    await third.end()
+    assert await _may_hold(slots, 4)
+
+
+async def test_pin_takes_a_slot_that_an_unpinned_adapter_leaves() -> None:
+    """No request has to end for it."""
+    slots = AdapterSlots(2)
+    await slots.pin(1, 1)
+    running = Holder(slots, 2)
+    await settle()
+    pin = asyncio.create_task(slots.pin(3, 5))
+    await settle()
+    assert not pin.done()
+    slots.unpin(1)
+    await settle()
+    assert pin.done()
+    await running.end()
+
+
 @pytest.mark.parametrize("is_granted", [False, True])
 async def test_cancelled_waiter_leaves_its_slot(is_granted: bool) -> None:
     """A client that disconnects while it waits, or just as it is admitted, blocks no other."""

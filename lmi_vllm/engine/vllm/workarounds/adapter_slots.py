@@ -3,6 +3,9 @@
 vLLM's scheduler counts the distinct adapters of a step against `max_loras`, but not the slots that
 pinned adapters hold: a step with more distinct adapters than free slots evicts one of its own.
 
+A pinned adapter that is replaced leaves its slot to its successor. The slot is the old one's until
+its last request has ended, unless another slot is free for those requests.
+
 Upstream: not reported that we know of.
 Releases: 0.31 and later.
 Shows: the engine ends, or an answer of another adapter.
@@ -39,11 +42,13 @@ class AdapterSlots:
     def __init__(self, count: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.count = count
         self._clock = clock
-        self._pinned: set[int] = set()
+        # The slots of pinned adapters. The first adapter of each has it now, then its successors.
+        self._pinned: list[list[int]] = []
+        self._ended: set[int] = set()  # those before a successor that get no further request
         self._reserved = 0  # slots that a running pin waits for
         self._running: Counter[int] = Counter()
         self._waiting: deque[_Waiter] = deque()
-        self._released = asyncio.Condition()
+        self._changed = asyncio.Event()
 
     @property
     def is_all_pinned(self) -> bool:
@@ -51,13 +56,21 @@ class AdapterSlots:
         return len(self._pinned) >= self.count
 
     def is_pinned(self, adapter: int) -> bool:
-        """Whether the adapter is pinned."""
-        return adapter in self._pinned
+        """Whether the adapter is pinned, and has no successor."""
+        return any(slot[-1] == adapter for slot in self._pinned)
+
+    def is_alone(self, adapter: int) -> bool:
+        """Whether the adapter is pinned, and has a slot that no other adapter uses."""
+        return [adapter] in self._pinned
+
+    def may_have_slot(self, adapter: int) -> bool:
+        """Whether requests of the adapter may run, now or once a slot is free."""
+        return not self.is_all_pinned or self._slot_of(adapter) is not None
 
     @property
     def taken(self) -> frozenset[int]:
         """The adapters that have a slot: those of running requests, and the pinned ones."""
-        return frozenset({*self._running, *self._pinned})
+        return frozenset({*self._running, *(slot[0] for slot in self._pinned)})
 
     @property
     def awaited(self) -> frozenset[int]:
@@ -79,7 +92,7 @@ class AdapterSlots:
         try:
             yield
         finally:
-            await self._release(adapter)
+            self._release(adapter)
 
     async def pin(self, adapter: int, timeout_seconds: float) -> None:
         """Give the adapter a slot of its own, once a slot is free.
@@ -87,38 +100,56 @@ class AdapterSlots:
         Raises:
             NoSlotError: every slot is pinned, or none got free in time.
         """
-        if adapter in self._pinned:
+        if self.is_pinned(adapter):
             return
         if len(self._pinned) + self._reserved >= self.count:
             raise NoSlotError
         self._reserved += 1
         try:
-            async with asyncio.timeout(timeout_seconds), self._released:
-                await self._released.wait_for(lambda: self._room(adapter) >= 0)
-            self._pinned.add(adapter)
+            async with asyncio.timeout(timeout_seconds):
+                while self._room(adapter) < 0:
+                    self._changed.clear()
+                    await self._changed.wait()
+            self._pinned.append([adapter])
         except TimeoutError:
             raise NoSlotError from None
         finally:
             self._reserved -= 1
             self._grant()
 
-    def unpin(self, adapter: int) -> None:
-        """Release the slot of a pinned adapter."""
-        self._pinned.discard(adapter)
+    def succeed(self, adapter: int, old: int) -> None:
+        """Give the adapter the slot of the pinned one that it replaces, once that is free."""
+        slot = next(slot for slot in self._pinned if slot[-1] == old)
+        slot.append(adapter)
         self._grant()
+
+    def unpin(self, adapter: int) -> None:
+        """Release the slot of a pinned adapter; with a successor after its running requests."""
+        for slot in [slot for slot in self._pinned if adapter in slot]:
+            if slot[0] == adapter and len(slot) > 1:
+                self._ended.add(adapter)
+                continue
+            slot.remove(adapter)
+            if not slot or slot[-1] in self._ended:
+                self._ended.difference_update(slot)
+                self._pinned.remove(slot)
+        self._grant()
+
+    def _slot_of(self, adapter: int) -> list[int] | None:
+        return next((slot for slot in self._pinned if adapter in slot), None)
 
     def _room(self, adapter: int | None = None) -> int:
         """Slots that are neither pinned, nor reserved for a pin, nor used by others."""
-        others = sum(item not in self._pinned and item != adapter for item in self._running)
+        others = sum(item != adapter and self._slot_of(item) is None for item in self._running)
         return self.count - len(self._pinned) - self._reserved - others
 
     def _fits(self, adapter: int) -> bool:
-        if adapter in self._pinned or adapter in self._running:
-            return True
-        return self._room() > 0
+        if (slot := self._slot_of(adapter)) is not None:
+            return slot[0] == adapter
+        return adapter in self._running or self._room() > 0
 
     async def _acquire(self, adapter: int) -> None:
-        if adapter not in self._pinned and self.is_all_pinned:
+        if not self.may_have_slot(adapter):
             raise NoSlotError
         if self._may_pass(adapter):
             self._running[adapter] += 1
@@ -131,26 +162,26 @@ class AdapterSlots:
             if waiter in self._waiting:
                 self._waiting.remove(waiter)
             elif not waiter.granted.cancelled() and waiter.granted.exception() is None:
-                await self._release(adapter)
+                self._release(adapter)
             self._grant()
             raise
 
     def _may_pass(self, adapter: int) -> bool:
-        if adapter in self._pinned or not self._waiting:
+        if self._slot_of(adapter) is not None or not self._waiting:
             return self._fits(adapter)
         is_patient = self._clock() - self._waiting[0].since < OVERTAKE_SECONDS
         return is_patient and adapter in self._running
 
-    async def _release(self, adapter: int) -> None:
+    def _release(self, adapter: int) -> None:
         self._running[adapter] -= 1
         if not self._running[adapter]:
             del self._running[adapter]
         self._grant()
-        async with self._released:
-            self._released.notify_all()
 
     def _grant(self) -> None:
         """Admit waiters in order while they fit; fail those that can never get a slot."""
+        self._pass_on()
+        self._changed.set()
         waiting, self._waiting = self._waiting, deque()
         for waiter in waiting:
             if waiter.granted.done():  # cancelled
@@ -158,7 +189,16 @@ class AdapterSlots:
             if self._fits(waiter.adapter):
                 self._running[waiter.adapter] += 1
                 waiter.granted.set_result(None)
-            elif self.is_all_pinned:
+            elif not self.may_have_slot(waiter.adapter):
                 waiter.granted.set_exception(NoSlotError())
             else:
                 self._waiting.append(waiter)
+
+    def _pass_on(self) -> None:
+        """Give slots to successors: the old adapters are out, or fit into other slots."""
+        for slot in self._pinned:
+            while len(slot) > 1:
+                is_out = slot[0] in self._ended and slot[0] not in self._running
+                if not is_out and self._room() < 1:
+                    break
+                self._ended.discard(slot.pop(0))
