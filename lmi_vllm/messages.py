@@ -218,7 +218,8 @@ class GenerationJob:
 
     def number(self, name: str, default: int) -> int:
         """Sampling field `name` as a whole number; `default` where it is unset."""
-        return _number(self.sampling, name, default)
+        value = self.sampling.get(name)
+        return value if isinstance(value, int) else default
 
 
 @dataclass(frozen=True, slots=True)

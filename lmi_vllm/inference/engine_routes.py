@@ -7,7 +7,6 @@ is read here only for the amount of work and for the adapter's name.
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from itertools import chain
 from typing import Any, Final
 
 import orjson
@@ -33,7 +32,6 @@ _READING: Final = ("GET", "HEAD", "OPTIONS")
 _JSON: Final = "application/json"
 _DEEP: Final = 100  # levels
 _LARGE: Final = 2**63
-_LOOKED_AT: Final = frozenset({dict, list, float})
 
 
 async def pass_on(
@@ -115,15 +113,17 @@ def _is_plain(payload: Mapping[str, Any]) -> bool:
     """Whether it is not deep, and has no number so large that it may have been a whole one."""
     level: list[Any] = [payload]
     for _ in range(_DEEP):
-        values = chain.from_iterable(
-            each.values() if isinstance(each, dict) else each for each in level
-        )
-        nested = [value for value in values if type(value) in _LOOKED_AT]
-        if any(type(value) is float and abs(value) >= _LARGE for value in nested):
-            return False
-        level = [value for value in nested if type(value) is not float]
-        if not level:
+        nested: list[Any] = []
+        for each in level:
+            for value in each.values() if isinstance(each, dict) else each:
+                kind = type(value)
+                if kind is dict or kind is list:
+                    nested.append(value)
+                elif kind is float and abs(value) >= _LARGE:
+                    return False
+        if not nested:
             return True
+        level = nested
     return False
 
 

@@ -35,7 +35,8 @@ async def generate(context: RequestContext, payload: Mapping[str, Any]) -> Reply
     """
     runtime, call = context.runtime, context.call
     request = parse_lmi_request(payload, runtime.profile, call.tgi_route)
-    runtime.unread_names.warn(request.unread)
+    if request.unread:
+        runtime.unread_names.warn(request.unread)
     if more := payload.keys() - _FIELDS:
         runtime.unread_names.warn(sorted(more), "field beside inputs")
     if request.is_list:
@@ -70,9 +71,12 @@ def request_jobs(context: RequestContext, request: LmiRequest) -> list[Generatio
     """Return a job for each prompt, with its adapter or the common one."""
     request_id, prompts = context.call.request_id, len(request.prompts)
     several = len(context.adapters) == prompts
-    adapters = context.adapters if several else [context.adapter] * prompts
-    refs = [None if adapter is None else adapter.ref for adapter in adapters]
-    return [make_job(request, request_id, position, ref) for position, ref in enumerate(refs)]
+    adapters = context.adapters if several else (context.adapter,) * prompts
+    jobs = []
+    for position, adapter in enumerate(adapters):
+        ref = None if adapter is None else adapter.ref
+        jobs.append(make_job(request, request_id, position, ref))
+    return jobs
 
 
 async def _stream(
@@ -85,7 +89,7 @@ async def _stream(
     chunks = context.runtime.engine.generate(job, direct)
     context.own_stream(chunks, direct.connect)
     # The status line waits for the first chunk: an error before it has its own status.
-    first = await limit.next(chunks)
+    first = await limit.within(anext(chunks, None))
     rows = context.stream_ends.rows(first, chunks, direct)
     return Reply(200, framing.content_type, stream=rows)
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from lmi_vllm.clock import Clock
 from lmi_vllm.errors import NotReadyError, OverloadError
-from lmi_vllm.inference.lifecycle import DRAIN_RETRY_SECONDS, Lifecycle
+from lmi_vllm.inference.lifecycle import DRAIN_RETRY_SECONDS, Lifecycle, State
 from lmi_vllm.telemetry.records import DISCONNECTED, RequestRecord
 
 DEFAULT_LIMIT: Final = 1000
@@ -77,7 +77,8 @@ class RequestQueue:
             NotReadyError: see `Lifecycle.check_ready`.
             OverloadError: they would pass the limit.
         """
-        self.lifecycle.check_ready()
+        if self.lifecycle.state is not State.HEALTHY:
+            self.lifecycle.check_ready()
         if self._slots.total + count > self.limit:
             raise OverloadError(self.lifecycle.model_name)
 
@@ -88,7 +89,8 @@ class RequestQueue:
             NotReadyError: see `Lifecycle.check_ready`.
             OverloadError: the slots would pass the limit; requests in flight are not touched.
         """
-        self.lifecycle.check_ready()
+        if self.lifecycle.state is not State.HEALTHY:
+            self.lifecycle.check_ready()
         self._slots.add(count)  # add first: of processes that add at once, none exceeds the limit
         if self._slots.total > self.limit:
             self._slots.add(-count)

@@ -1,7 +1,5 @@
 """The inference service behind the routes, and the state that requests share; no HTTP."""
 
-from typing import Any
-
 from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import (
@@ -76,7 +74,8 @@ class InferenceService:
         Raises:
             NotReadyError: there is none yet.
         """
-        self.lifecycle.check_ready()
+        if self.lifecycle.state is not State.HEALTHY:
+            self.lifecycle.check_ready()
         if self._runtime is None:
             raise NotReadyError("no model is loaded")
         return self._runtime
@@ -114,13 +113,6 @@ class InferenceService:
         """Answer as `infer` does, and not later."""
         async with self.admitted(call) as context:
             return context.deliver(await pipeline.invoke(context, self.steps))
-
-    async def answer_openai(
-        self, call: InferenceCall, kind: str, payload: dict[str, Any] | None = None
-    ) -> Reply:
-        """Answer a `/v1` route with vLLM's own bytes; `payload` is the body, if it was read."""
-        async with self.admitted(call) as context:
-            return context.deliver(await pipeline.ask(context, kind, payload))
 
     async def list_models(self, call: InferenceCall) -> Reply:
         """Return the served names and the adapters; needs no slot."""

@@ -95,7 +95,8 @@ class ClientConnection(web.RequestHandler):
     def request_began(self) -> None:
         """Stop the time limit for headers: all have come."""
         self._is_idle = False
-        self._stop("LMI_HEADER_TIMEOUT")
+        if (timer := self._timers.pop("LMI_HEADER_TIMEOUT", None)) is not None:
+            timer.cancel()
 
     def request_ended(self) -> None:
         """The next bytes belong to another request."""

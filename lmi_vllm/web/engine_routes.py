@@ -9,6 +9,7 @@ from aiohttp.typedefs import Handler
 
 from lmi_vllm.errors import ResourceNotFoundError, UnauthorizedError
 from lmi_vllm.inference.engine_routes import plain_payload
+from lmi_vllm.inference.pipeline import ask
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import HttpCall, HttpRoute, InferenceCall, RouteKind
 from lmi_vllm.web.inference_routes import (
@@ -65,11 +66,13 @@ def _lane(kind: str) -> Handler:
         check_method(request, ("POST",))
         service.expect_room()
         call = await read_call(request, request_properties(request.headers))
-        service.expect_room()  # others may have come with the body: refuse before parsing
+        service.queue.check_room()  # others may have come with the body: refuse before parsing
         payload = None if service.sees_every_request else plain_payload(call)
         if payload is None and (route := service.find_route("POST", request.path)):
             return await _hand_on(request, service, call, route)
-        return await send(request, await service.answer_openai(call, kind, payload))
+        async with service.admitted(call) as context:
+            reply = context.deliver(await ask(context, kind, payload))
+        return await send(request, reply)
 
     return handler
 

@@ -93,16 +93,15 @@ async def invocations(request: web.Request) -> web.StreamResponse:
     if "handler" in properties and not request.app[OPTIONS].allows_handler_override:
         raise BadParameterError("The handler can't be overridden in a request")
     service.expect_room()
-    call = _with_accept(await read_call(request, properties), request.app[OPTIONS].default_accept)
-    if name is None and (name := form_field(call.body, call.content_type, "model_name")):
-        service.check_model(name)
+    call = await read_call(request, properties)
+    default_accept = request.app[OPTIONS].default_accept  # SageMaker's
+    if default_accept and call.accept.strip() in ("", "*/*"):
+        call = replace(call, accept=default_accept)
+    if name is None and "form" in call.content_type.lower():
+        name = form_field(call.body, call.content_type, "model_name")
+        if name:
+            service.check_model(name)
     return await send(request, await service.infer(call))
-
-
-def _with_accept(call: InferenceCall, default: str) -> InferenceCall:
-    """Return the call with SageMaker's default if it accepts anything."""
-    is_open = call.accept.strip() in ("", "*/*")
-    return replace(call, accept=default) if default and is_open else call
 
 
 async def send(request: web.Request, reply: Reply) -> web.StreamResponse:

@@ -53,6 +53,7 @@ from lmi_vllm.web.request import (
     is_open,
     path_dialect,
 )
+from lmi_vllm.web.rerouting import ORIGINAL
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +91,11 @@ def request_middleware(service: InferenceService, options: WebOptions) -> Middle
             if options.cors_headers and is_preflight(request):
                 response: web.StreamResponse = preflight_answer(request, options.cors_headers)
             else:
-                response = await _answer(request, handler, options)
+                try:
+                    _check_headers(request, options)
+                    response = await handler(request)
+                except Exception as error:  # noqa: BLE001 (`_failed` logs those that are not ours)
+                    response = _failed(request, error, options)
             if request.transport is not None:
                 status = response.status
         finally:
@@ -134,30 +139,24 @@ def _ended(request: web.Request, timer: asyncio.TimerHandle | None) -> None:
         connection.request_ended()
 
 
-async def _answer(
-    request: web.Request, handler: Handler, options: WebOptions
-) -> web.StreamResponse:
-    """Answer with the handler, or with its error if the answer has not begun."""
-    try:
-        _check_headers(request, options)
-        return await handler(request)
-    except web.HTTPException as error:
+def _failed(request: web.Request, error: Exception, options: WebOptions) -> web.StreamResponse:
+    """Return the answer for an error of a handler, or the answer that has begun."""
+    if isinstance(error, web.HTTPException):
         forget_frames(error)
-        return _refusal(request, from_http_exception(error, options.max_request_size), options)
-    except (LmiError, web.RequestPayloadError) as error:
+        return _refusal(request, from_http_exception(error, options.max_request_size))
+    if isinstance(error, (LmiError, web.RequestPayloadError)):
         forget_frames(error)
         known = error if isinstance(error, LmiError) else PayloadError(UNREADABLE_BODY)
-        return _refusal(request, known, options)
-    except Exception as error:
-        is_gone = BEGUN in request and isinstance(error, ConnectionError)  # while we wrote
-        if not is_gone:
-            request[RECORD].fault = Fault.ENGINE
-            logger.exception("request %s failed", request[REQUEST_ID])
-        forget_frames(error)
-        if BEGUN in request:
-            return _begun_answer(request, is_whole=is_gone)
-        # An unknown error's text may have secrets: it is only logged.
-        return error_answer(request, LmiError("Internal server error"))
+        return _refusal(request, known)
+    is_gone = BEGUN in request and isinstance(error, ConnectionError)  # while we wrote
+    if not is_gone:
+        request[RECORD].fault = Fault.ENGINE
+        logger.error("request %s failed", request[REQUEST_ID], exc_info=error)
+    forget_frames(error)
+    if BEGUN in request:
+        return _begun_answer(request, is_whole=is_gone)
+    # An unknown error's text may have secrets: it is only logged.
+    return error_answer(request, LmiError("Internal server error"))
 
 
 def _begun_answer(request: web.Request, *, is_whole: bool = False) -> web.StreamResponse:
@@ -170,14 +169,17 @@ def _begun_answer(request: web.Request, *, is_whole: bool = False) -> web.Stream
 def _check_headers(request: web.Request, options: WebOptions) -> None:
     if options.api_keys and not is_open(request):
         request[RECORD].key = key_of(request, options.api_keys)
-    check_same_site(request, allows_cors=is_origin_allowed(request, options.cors_headers))
+    allows_cors = bool(options.cors_headers) and is_origin_allowed(request, options.cors_headers)
+    check_same_site(request, allows_cors=allows_cors)
     if (group := group_of(request)) is not None:
         group.check(request)
-    check_expectation(request)
-    check_rerouted(request)
+    if "Expect" in request.headers:
+        check_expectation(request)
+    if ORIGINAL in request:
+        check_rerouted(request)
 
 
-def _refusal(request: web.Request, error: LmiError, options: WebOptions) -> web.StreamResponse:
+def _refusal(request: web.Request, error: LmiError) -> web.StreamResponse:
     request[RECORD].fault = error.fault
     if BEGUN in request:
         return _begun_answer(request)
@@ -209,7 +211,8 @@ class Router(web.UrlDispatcher):
     async def resolve(self, request: web.Request) -> web.UrlMappingMatchInfo:
         """Return the match; aiohttp would make an answer and a route for each unknown path."""
         path = request.rel_url.path_safe
-        if path not in self._others and not self._is_users(request, path):
+        is_asked = path in _OF_USERS and self._service.sees_every_request
+        if path not in self._others and not (is_asked and self._is_users(request, path)):
             match = await super().resolve(request)
             if not isinstance(match.http_exception, web.HTTPNotFound):
                 match.route._expect_handler = allow_body
@@ -222,8 +225,6 @@ class Router(web.UrlDispatcher):
 
     def _is_users(self, request: web.Request, path: str) -> bool:
         """Whether the user's code in the engine's application answers instead of us."""
-        if path not in _OF_USERS or not self._service.sees_every_request:
-            return False
         route = self._service.find_route(request.method, path)
         is_there = route is not None and request.method in route.methods
         return is_there and (path != "/ping" or self._service.lifecycle.ping()[0] == OK)

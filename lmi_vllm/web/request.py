@@ -19,7 +19,7 @@ from lmi_vllm.messages import HttpRoute, RouteKind, ServingProfile
 from lmi_vllm.telemetry.observers import Telemetry
 from lmi_vllm.telemetry.records import RequestRecord, enter_record
 from lmi_vllm.web.connection import ClientTimeouts, WriteBatch
-from lmi_vllm.web.rerouting import CUSTOM_ATTRIBUTES, ORIGINAL, MakeRequest, rerouted
+from lmi_vllm.web.rerouting import CUSTOM_ATTRIBUTES, MakeRequest, rerouted
 
 # Routes for a platform's probes, without a key.
 OPEN_PATHS: Final = frozenset({"/ping", "/live", "/ready", "/health"})
@@ -159,15 +159,10 @@ def dialect_of(path: str, profile: ServingProfile, groups: tuple[RouteGroup, ...
 
 def path_dialect(request: web.Request) -> Dialect:
     """Return the dialect of the path's errors."""
-    if (route := _engine_route(request)) is not None:
-        return route.dialect
+    found: tuple[HttpRoute | None] | None = request.get(ENGINE_ROUTE)
+    if found is not None and found[0] is not None:
+        return found[0].dialect
     return dialect_of(request.path, request.app[SERVICE].profile, request.app[GROUPS])
-
-
-def _engine_route(request: web.Request) -> HttpRoute | None:
-    """Return the route of the engine's application for a request; None for a route of ours."""
-    found = request.get(ENGINE_ROUTE)  # from the router
-    return None if found is None else found[0]
 
 
 def matched_route(request: web.Request) -> HttpRoute | None:
@@ -181,7 +176,8 @@ def matched_route(request: web.Request) -> HttpRoute | None:
 
 def group_of(request: web.Request) -> RouteGroup | None:
     """Return the group whose rules apply to this path; None for a path of the core."""
-    if _engine_route(request) is not None:
+    found = request.get(ENGINE_ROUTE)  # from the router; None for a route of ours
+    if found is not None and found[0] is not None:
         return None
     path = request.path
     for group in request.app[GROUPS]:  # called twice for each request
@@ -208,13 +204,13 @@ def rerouting(make_request: MakeRequest) -> MakeRequest:
 
 
 def check_rerouted(request: web.Request) -> None:
-    """Return if the request was not rerouted, or reaches a route of inference.
+    """Return if a rerouted request reaches a route of inference.
 
     Raises:
         ResourceNotFoundError: it reaches another one, or none.
         NotReadyError: no model is there yet, whose routes may be meant.
     """
-    if ORIGINAL not in request or is_inference(request):
+    if is_inference(request):
         return
     service = request.app[SERVICE]
     if service.loaded_engine is None and request.match_info.route.resource is None:

@@ -162,12 +162,13 @@ class VllmClient:
         """Return the tokens of `text`; see `Engine.tokenize`."""
         return await self._tokenizer.tokenize(text, add_special_tokens=add_special_tokens)
 
-    async def answer_openai(
+    def answer_openai(
         self, call: OpenAICall, direct: DirectEvents | None = None
-    ) -> OpenAIReply:
+    ) -> Coroutine[Any, Any, OpenAIReply]:
         """Answer with vLLM's own handlers; see `Engine.answer_openai`."""
-        await self.check_health()
-        return await self._openai.answer(call, direct)
+        if self._llm.errored:
+            raise EngineDeadError
+        return self._openai.answer(call, direct)
 
     @contextlib.contextmanager
     def uncounted(self) -> Iterator[None]:

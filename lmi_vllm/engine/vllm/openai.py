@@ -6,7 +6,7 @@ A vLLM upgrade changes this file most, because vLLM's request models and handler
 import contextlib
 import json
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from types import MappingProxyType
@@ -80,31 +80,36 @@ class VllmOpenAI:
         )
         return outputs
 
-    async def answer(self, call: OpenAICall, direct: DirectEvents | None = None) -> OpenAIReply:
+    def answer(
+        self, call: OpenAICall, direct: DirectEvents | None = None
+    ) -> Coroutine[Any, Any, OpenAIReply]:
         """Answer `call` with vLLM's bytes; faults of the request are replies.
 
         Raises:
             EngineDeadError: the engine is gone.
         """
         if call.kind == "models":
-            served = self._app.state.openai_serving_models.registry  # without our keys
-            models = await served.show_available_models()
-            return _json_reply(JSONResponse(models.model_dump()))
-        if call.kind == "chat/completions" and self._outputs.tokenizer is None:
-            return _error(create_error_response(ValueError(_NO_TOKENIZER)))
+            return self._models()
         handler = _HANDLERS.get(call.kind)
         serving = None if handler is None else getattr(self._app.state, handler.attribute, None)
         if handler is None or serving is None:
-            return await self._forward(call)
+            return self._forward(call)
         try:
             request = self._read(call, handler.reader)
         except Exception:  # noqa: BLE001 (vLLM's own, of many kinds: its application says why)
-            return await self._forward(call)
-        return await self._handle(call, getattr(serving, handler.method), request, direct)
+            return self._forward(call)
+        return self._handle(call, getattr(serving, handler.method), request, direct)
+
+    async def _models(self) -> OpenAIReply:
+        served = self._app.state.openai_serving_models.registry  # without our keys
+        models = await served.show_available_models()
+        return _json_reply(JSONResponse(models.model_dump()))
 
     async def _handle(
         self, call: OpenAICall, handle: Any, request: Any, direct: DirectEvents | None
     ) -> OpenAIReply:
+        if call.kind == "chat/completions" and self._outputs.tokenizer is None:
+            return _error(create_error_response(ValueError(_NO_TOKENIZER)))
         raw_request = self._raw_request(call)
         try:
             texts = self._outputs.direct_texts(call, handle.__self__, direct)

@@ -227,7 +227,7 @@ class Deferrals:
         """
         if (token := call.properties.get(STARTING_TOKEN)) is not None:
             return self._results.read(token, call.properties)
-        if not is_deferred(call.properties):
+        if SYNCHRONOUS not in call.properties or not is_deferred(call.properties):
             return None
         self._queue.check_room()
         return self._results.start(answer(call))

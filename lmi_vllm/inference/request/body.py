@@ -194,10 +194,9 @@ def check_logprobs(given: Mapping[str, Any], limits: RequestLimits) -> None:
     most = limits.max_logprobs if limits.max_logprobs >= 0 else sys.maxsize
     for name in _LOGPROBS:
         count = given.get(name)
-        if _is_number(count) and not 0 <= count <= most:
+        if count is not None and _is_number(count) and not 0 <= count <= most:
             raise PayloadError(f"parameters.{name}: expected 0 to {most} (got {count})")
-    width = given.get("num_beams")
-    if _is_number(width) and width > max(most // 2, 1):
+    if (width := given.get("num_beams")) and _is_number(width) and width > max(most // 2, 1):
         # Each step of a beam search looks at the 2 * width most probable tokens.
         raise PayloadError(
             f"parameters.num_beams: at most {most // 2}, half of max_logprobs (got {width})"
@@ -209,18 +208,16 @@ def sequence_count(body: Mapping[str, Any]) -> int:
 
     A prompt may be a text or a list of token ids; a list of either is several prompts.
     """
-    prompts = max((_length(body[name]) for name in _TEXTS & body.keys()), default=1)
+    prompts = 1
+    for name in _TEXTS & body.keys():
+        value = body[name]
+        if isinstance(value, list) and value and not isinstance(value[0], int):
+            prompts = max(prompts, len(value))
     messages = body.get("messages")
     if isinstance(messages, list) and messages and isinstance(messages[0], list):
         prompts = max(prompts, len(messages))  # /v1/chat/completions/batch: conversations
-    wanted = _as_number(body.get("n"))
-    return prompts * max(int(wanted), 1) if prompts > 1 and wanted else prompts
-
-
-def _length(value: object) -> int:
-    if not isinstance(value, list) or not value or isinstance(value[0], int):
-        return 1
-    return len(value)
+    wanted = _as_number(body.get("n")) if prompts > 1 else None
+    return prompts * max(int(wanted), 1) if wanted else prompts
 
 
 def _excesses(given: Mapping[str, Any], limits: RequestLimits) -> Iterator[str]:

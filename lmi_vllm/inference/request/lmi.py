@@ -65,9 +65,6 @@ def parse_lmi_request(
     """
     prompts, is_list = _prompts(payload, tgi_route)
     parameters = _parameters(payload, profile)
-    if profile.tgi_compat:
-        parameters = as_in_tgi(parameters)
-    check_logprobs(parameters.given(), profile.limits)
     is_streaming = _is_streaming(payload, parameters, profile, tgi_route)
     is_list = is_list and not (is_streaming and len(prompts) == 1)  # LMI's client lists one
     candidates = choose_candidates(parameters)
@@ -91,15 +88,17 @@ def parse_lmi_request(
         wants_logprobs=wants_logprobs,
         unread=_unread(parameters, profile),
     )
-    _check_stream(request, is_tgi=bool(tgi_route) or profile.tgi_compat)
+    if is_streaming:
+        _check_stream(request, is_tgi=bool(tgi_route) or profile.tgi_compat)
     return request
 
 
 def _unread(parameters: GenerationParameters, profile: ServingProfile) -> tuple[str, ...]:
     names = [*unread_names(parameters)]
     if not (profile.enable_lora or profile.tgi_compat):
-        given = parameters.given()
-        names += [name for name in NAMES_OF_ADAPTERS if name in given]
+        for name in NAMES_OF_ADAPTERS:
+            if getattr(parameters, name) is not None:
+                names.append(name)
     if parameters.priority and not profile.uses_priority:
         names.append("priority")
     return tuple(names)
@@ -141,8 +140,6 @@ def _is_streaming(
 
 
 def _check_stream(request: LmiRequest, *, is_tgi: bool) -> None:
-    if not request.is_streaming:
-        return
     if request.is_list:
         raise PayloadError("inputs: streaming takes one prompt, not a list")
     if request.candidates.generated > 1:
@@ -177,7 +174,9 @@ def _parameters(payload: Mapping[str, Any], profile: ServingProfile) -> Generati
     if not isinstance(raw, dict):
         raise PayloadError("parameters: expected an object")
     check_limits(raw, profile.limits, "parameters.")  # first: each wrong value has an error
-    return parse_parameters(raw)
+    parameters = parse_parameters(raw)
+    check_logprobs(parameters.__dict__, profile.limits)
+    return as_in_tgi(parameters) if profile.tgi_compat else parameters
 
 
 def streams_by_default(output_formatter: str | None) -> bool:

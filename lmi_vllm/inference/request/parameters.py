@@ -31,6 +31,8 @@ INT64_MAX: Final = (1 << 63) - 1  # limits of the engine's messages and torch's 
 
 def _whole(value: object) -> object:
     """Accept 30.0 and "30" as 30: some writers have no integers, some no numbers."""
+    if type(value) is int:
+        return value
     if isinstance(value, bool):
         raise ValueError("expected a whole number, not true or false")
     if isinstance(value, str):
@@ -126,13 +128,13 @@ class GenerationParameters(BaseModel):
 
         A request has a few of fifty parameters, so the cost must not grow with the others.
         """
-        values = self.__dict__
-        known = {name: values[name] for name in self.model_fields_set & values.keys()}
-        return {
-            name: value
-            for name, value in {**known, **(self.model_extra or {})}.items()
-            if value is not None
-        }
+        given, values = dict(self.model_extra or {}), self.__dict__
+        for name in self.model_fields_set & values.keys():
+            given[name] = values[name]
+        for name in [*given]:
+            if given[name] is None:
+                del given[name]
+        return given
 
 
 WITHOUT_EFFECT: Final = (
@@ -174,11 +176,13 @@ def _shown(value: object) -> str:
 
 def unread_names(parameters: GenerationParameters) -> Sequence[str]:
     """Return the names without effect, for one warning each."""
-    extra = parameters.model_extra or {}
-    ignored = [name for name in WITHOUT_EFFECT if getattr(parameters, name) is not None]
+    ignored = []
+    for name in WITHOUT_EFFECT:
+        if getattr(parameters, name) is not None:
+            ignored.append(name)
     if parameters.length_penalty is not None and (parameters.num_beams or 1) == 1:
         ignored.append("length_penalty")
-    return [*extra, *ignored]
+    return [*(parameters.model_extra or {}), *ignored]
 
 
 @dataclass(slots=True)

@@ -21,7 +21,6 @@ CONSTRAINTS: Final = frozenset(
         "response_format",
     }
 )
-_SAMPLING_HINTS: Final = ("temperature", "top_p", "top_k", "min_p")
 # Ours -> vLLM's SamplingParams; only given parameters are passed.
 _SAME_MEANING: Final[Mapping[str, str]] = {
     "min_new_tokens": "min_tokens",
@@ -139,7 +138,8 @@ def is_sampling(parameters: GenerationParameters) -> bool:
         return parameters.do_sample and parameters.temperature != 0
     if parameters.temperature == 0:
         return False
-    return any(getattr(parameters, name) is not None for name in _SAMPLING_HINTS)
+    hints = (parameters.temperature, parameters.top_p, parameters.top_k, parameters.min_p)
+    return hints.count(None) < len(hints)
 
 
 def top_count(parameters: GenerationParameters) -> int:
@@ -188,9 +188,9 @@ def sampling_fields(
     `default_max_tokens` None means up to the end of the context.
     """
     given = parameters.given()
-    fields: dict[str, Any] = {
-        _SAME_MEANING[name]: value for name, value in given.items() if name in _SAME_MEANING
-    }
+    fields: dict[str, Any] = {}
+    for name in given.keys() & _SAME_MEANING.keys():
+        fields[_SAME_MEANING[name]] = given[name]
     if not is_sampling(parameters):
         fields["temperature"] = 0.0
     if fields.get("top_k") == -1:
@@ -203,14 +203,18 @@ def sampling_fields(
     fields["max_tokens"] = wanted
     stop = list(dict.fromkeys([*(parameters.stop_sequences or ()), *(parameters.stop or ())]))
     if stop:
-        if "" in stop:
-            raise PayloadError("parameters.stop_sequences: an empty stop string is not allowed")
-        fields["stop"] = stop
+        fields["stop"] = _full_strings(stop)
     if parameters.logit_bias is not None:
         fields["logit_bias"] = _logit_bias(parameters.logit_bias)
     if (constraint := structured_outputs(given)) is not None:
         fields["structured_outputs"] = constraint
     return fields
+
+
+def _full_strings(stop: list[str]) -> list[str]:
+    if "" in stop:
+        raise PayloadError("parameters.stop_sequences: an empty stop string is not allowed")
+    return stop
 
 
 def _logit_bias(raw: Mapping[str, float]) -> dict[int, float]:
@@ -226,6 +230,8 @@ def structured_outputs(given: Mapping[str, Any]) -> dict[str, Any] | None:
     Raises:
         PayloadError: more than one is used, or one is not of its form.
     """
+    if CONSTRAINTS.isdisjoint(given):
+        return None
     older = {
         "json": given.get("guided_json"),
         "regex": given.get("guided_regex"),

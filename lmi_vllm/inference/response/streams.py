@@ -138,7 +138,8 @@ class SilenceLimit:
             self._timer = None
 
     def _arm(self, due: float) -> None:
-        self.close()
+        if self._timer is not None:
+            self._timer.cancel()
         self._timer = self._loop.call_at(due, self._look)
 
     def _look(self) -> None:
