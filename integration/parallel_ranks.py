@@ -68,6 +68,16 @@ def requests_by_rank(url: str) -> list[float]:
     return [found[engine] for engine in sorted(found)]
 
 
+def adapters_by_rank(url: str) -> dict[str, set[tuple[str, str]]]:
+    """Return the adapters that each rank holds and where, by the number of its engine core."""
+    text = call(url, "/metrics").body.decode()
+    pattern = r'^vllm:lora_adapter_loaded{adapter_name="(\w+)",engine="(\d+)",level="(\w+)"'
+    found: dict[str, set[tuple[str, str]]] = {}
+    for name, engine, level in re.findall(pattern, text, re.MULTILINE):
+        found.setdefault(engine, set()).add((name, level))
+    return found
+
+
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_two_ranks_answer_as_one(
     server_process: StartServer, demo_server: RunningServer, topology: str
@@ -86,6 +96,8 @@ def test_two_ranks_answer_as_one(
         busy = requests_by_rank(url)
         assert len(busy) == 2
         assert all(count >= 1 for count in busy), busy
+        both = {("capitals", "gpu"), ("json", "gpu")}
+        assert wait_until(lambda: adapters_by_rank(url) == {"0": both, "1": both}, 30)
     if topology == "tensor":
         workers = [rank for rank in ranks if "Worker" in rank.name()]
         assert len(workers) == 2, ranks

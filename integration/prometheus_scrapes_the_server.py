@@ -152,7 +152,7 @@ def test_prometheus_scrapes_the_server_and_evaluates_every_rule(
         found = query(prometheus, expression)
         assert found or any(name in expression for name in rare), expression
     rules = json.loads(call(prometheus, "/api/v1/rules").body)["data"]["groups"]
-    assert sum(len(group["rules"]) for group in rules) == 19
+    assert sum(len(group["rules"]) for group in rules) == 20
     assert [
         rule["lastError"] for group in rules for rule in group["rules"] if "lastError" in rule
     ] == []

@@ -102,6 +102,24 @@ text format. `?name[]=lmi_requests_total&name[]=...` selects some. With `managem
 
 An adapter whose own name is `base`, `several` or `other` gets a `_` behind it. A request is counted once, when it ends.
 
+## Adapters that are loaded
+
+With LoRA these are there from the start, for each data-parallel rank (`engine`). They have vLLM's coming names (its pull request
+54830), which llm-d's router reads. Adapters have the names that requests use.
+
+| metric | type | labels | meaning |
+| --- | --- | --- | --- |
+| `vllm:lora_adapter_loaded` | gauge | `adapter_name`, `level`, `pinned`, `engine`, `model_name` | 1 for each adapter that the workers hold, idle or not. `level` is `gpu` with a slot, else `cpu` (`max_cpu_loras`). |
+| `vllm:num_gpu_loaded_lora_adapters` | gauge | `engine`, `model_name` | Adapters with a slot. |
+| `vllm:num_cpu_loaded_lora_adapters` | gauge | `engine`, `model_name` | Adapters in main memory, with a slot or not. |
+| `vllm:max_gpu_lora_adapters` | gauge | `engine`, `model_name` | Slots (`max_loras`). |
+| `vllm:lora_requests_info` | gauge | `max_lora`, `running_lora_adapters`, `waiting_lora_adapters` | One series, whose value is the time: adapters with a slot, idle ones too, and those whose requests wait for one. |
+
+An adapter that was evicted has no series. The workers are asked at most once a second, and only if what they hold may have changed. At most 1,000 adapters of a rank have a
+series of their own, those with a slot first; the counts have all.
+
+## Metrics of the server
+
 """  # noqa: E501 - lines of the page
 
 KINDS: Final[Mapping[text_parsers.Parser, str]] = MappingProxyType(

@@ -111,12 +111,25 @@ class EngineClient:
 
 
 @dataclass(frozen=True, slots=True)
+class ResidentAdapter:
+    """An adapter that the workers hold, with a slot or in main memory only."""
+
+    name: str
+    has_slot: bool = False
+    is_pinned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ActiveAdapters:
-    """Adapters of requests, by name: in a slot of the engine, pinned, or waiting for a slot."""
+    """Adapters of requests, by name: in a slot of the engine, pinned, or waiting for a slot.
+
+    `ranks` has what the workers of each data-parallel rank held when they were last asked.
+    """
 
     slots: int = 0  # 0: the engine has no LoRA
     running: tuple[str, ...] = ()
     waiting: tuple[str, ...] = ()
+    ranks: tuple[tuple[ResidentAdapter, ...], ...] = ()
 
 
 class HttpApplication(Protocol):
@@ -231,6 +244,14 @@ class Engine(EngineProcess, Protocol):
     @property
     def active_adapters(self) -> ActiveAdapters:
         """The adapters that requests run on or wait for, also those of other clients."""
+        ...
+
+    async def read_adapters(self) -> None:
+        """Ask the workers which adapters they hold, if that may have changed.
+
+        Raises:
+            EngineDeadError: the engine is gone.
+        """
         ...
 
     @property

@@ -43,6 +43,7 @@ from lmi_vllm.engine.vllm.engine_calls import (
 )
 from lmi_vllm.engine.vllm.parts import ConvertPickle
 from lmi_vllm.engine.vllm.processes import in_own_thread
+from lmi_vllm.engine.vllm.residency import Residency
 from lmi_vllm.engine.vllm.workarounds.adapter_slots import AdapterSlots, NoSlotError
 from lmi_vllm.engine.vllm.workarounds.ignored_modules import (
     NO_REASON,
@@ -114,6 +115,7 @@ class EngineAdapters:
         self._calls = calls
         self._convert_pickle = convert_pickle
         self._slots = AdapterSlots(slots)
+        self._residency = Residency(calls)
         self._loaded: dict[int, LoadedAdapter] = {}
         self._pins = AdapterPins(calls, self._slots, self._loaded.get)
 
@@ -125,7 +127,12 @@ class EngineAdapters:
             tuple(sorted({names[one] for one in found if one in names}))
             for found in (self._slots.taken, self._slots.awaited)
         )
-        return ActiveAdapters(self._slots.count, taken, awaited)
+        return ActiveAdapters(self._slots.count, taken, awaited, self._residency.named(names))
+
+    async def read_resident(self) -> None:
+        """Ask the workers which adapters they hold, if that may have changed."""
+        if self._slots.count:
+            await self._residency.update(self._slots.taken)
 
     def find(self, engine_id: int, shown: str) -> LoadedAdapter:
         """Return a loaded adapter; see `UsableAdapters.find`."""
@@ -139,12 +146,16 @@ class EngineAdapters:
     @contextlib.asynccontextmanager
     async def hold(self, adapter: LoadedAdapter, shown: str) -> AsyncIterator[None]:
         """Keep a slot while the body runs; see `UsableAdapters.hold`."""
+        was_everywhere = self._residency.is_everywhere(adapter.engine_id)
         try:
             async with self._slots.hold(adapter.engine_id):
                 await self._pins.complete(adapter.engine_id)
                 yield
         except NoSlotError:
             raise _no_slot(shown, self._slots.count) from None
+        finally:
+            if not (was_everywhere and self._residency.is_everywhere(adapter.engine_id)):
+                self._residency.note_steps()  # they may have evicted others
 
     async def release(self, adapter: LoadedAdapter) -> None:
         """Forget an adapter that was removed while its last request ran."""

@@ -135,6 +135,9 @@ class VllmClient:
         """Nothing is known here of an engine that was started by another process."""
         return ActiveAdapters()
 
+    async def read_adapters(self) -> None:
+        """Do nothing: the process that started the engine asks its workers."""
+
     @property
     def running_requests(self) -> int:
         """Number of requests in the engine, and of calls such as loading an adapter."""
@@ -238,6 +241,10 @@ class VllmEngine(VllmClient):
     def active_adapters(self) -> ActiveAdapters:
         """The adapters that requests run on or wait for, also those of other clients."""
         return self.adapters.active
+
+    async def read_adapters(self) -> None:
+        """Ask the workers which adapters they hold, if that may have changed."""
+        await self._while_alive(self.adapters.read_resident())
 
     async def load_adapter(self, adapter: AdapterRef) -> None:
         """Load a private copy of the adapter and let OpenAI calls find it by name."""

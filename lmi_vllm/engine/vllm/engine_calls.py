@@ -13,6 +13,7 @@ from lmi_vllm.engine.vllm.workarounds.ignored_modules import (
     ADD_METHOD,
     METHOD,
     PIN_METHOD,
+    RESIDENT_METHOD,
     Refusal,
     ignored_by_all,
 )
@@ -92,6 +93,14 @@ class EngineCalls:
     async def pin_adapter(self, engine_id: int) -> None:
         """Keep the adapter in its slot."""
         await self._each(PIN_METHOD, engine_id)
+
+    async def resident_adapters(self) -> list[list[list[tuple[int, bool, bool]]]]:
+        """Return what each worker of each data-parallel rank holds: see `AdapterInspection`."""
+        core, call = self._llm.engine_core, ("collective_rpc", RESIDENT_METHOD, None, (), None)
+        if (ask_all := getattr(core, "call_utility_all_async", None)) is not None:
+            answers: list[list[list[tuple[int, bool, bool]]]] = await ask_all(*call)
+            return answers
+        return [await core.call_utility_async(*call)]  # vLLM 0.31 shows the first rank only
 
     async def _each(self, method: str, *args: object) -> None:
         """Call every worker; raises the first reason for a failure."""

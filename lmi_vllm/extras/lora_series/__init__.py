@@ -1,4 +1,4 @@
-"""`vllm:lora_requests_info` as routers read it: one series, with the names that requests give."""
+"""Adapters at work and adapters that are loaded, as routers read them: by the names of requests."""
 
 from typing import TYPE_CHECKING
 

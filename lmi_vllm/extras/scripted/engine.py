@@ -102,6 +102,9 @@ class ScriptedEngine:
     can_be_killed: bool = True
     _dead: asyncio.Event = field(default_factory=asyncio.Event)
 
+    async def read_adapters(self) -> None:
+        """Do nothing: there are no workers."""
+
     async def generate(
         self, job: GenerationJob, direct: DirectChunks | None = None
     ) -> AsyncGenerator[GenerationChunk, None]:

@@ -106,6 +106,9 @@ class TransformersEngine:
         """An OpenAPI document of vLLM's request and response models that this engine uses."""
         return openapi_document()
 
+    async def read_adapters(self) -> None:
+        """Do nothing: there are no adapters."""
+
     async def generate(
         self, job: GenerationJob, direct: DirectChunks | None = None
     ) -> AsyncGenerator[GenerationChunk, None]:

@@ -191,7 +191,10 @@ PRIVATE_READ: Final = {
     "grammar_trials/engine.py": {"outputs._backend"},
     "grammar_trials/guard.py": {"outputs._backend"},
     "signals.py": {"resource_tracker._IGNORED_SIGNALS"},  # Python's
-    "workarounds/ignored_modules.py": {"worker.model_runner.lora_manager._adapter_manager"},
+    "workarounds/ignored_modules.py": {
+        "manager._registered_adapters",
+        "worker.model_runner.lora_manager._adapter_manager",
+    },
     "workarounds/published_tokenizers.py": {"kind._add_tokens", "kind._pad"},  # Transformers'
     "workarounds/prompt_logprobs.py": {
         "runner.lora_manager._adapter_manager",

@@ -42,6 +42,7 @@ EXTENSION: Final = "lmi_vllm.engine.vllm.workarounds.ignored_modules.AdapterInsp
 METHOD: Final = "lmi_ignored_modules"
 ADD_METHOD: Final = "lmi_add_adapter"
 PIN_METHOD: Final = "lmi_pin_adapter"
+RESIDENT_METHOD: Final = "lmi_resident_adapters"
 NO_REASON: Final = "vLLM gives no reason; it may change no module that is served"
 _SHOWN: Final = 3  # modules named in a refusal
 _POOLING_PREFIX: Final = "model."  # adapters of pooling models may lack it
@@ -67,7 +68,7 @@ _REASONS: Final = {
 
 
 class AdapterInspection:
-    """Methods added to vLLM's worker class: they read, pin and inspect adapters."""
+    """Methods added to vLLM's worker class: they read, pin, list and inspect adapters."""
 
     def lmi_add_adapter(self, name: str, engine_id: int, path: str) -> tuple[str, str]:
         """Read an adapter unless it is loaded; return why that failed: a `Refusal` and a text."""
@@ -84,6 +85,13 @@ class AdapterInspection:
         """Keep an adapter in its slot; return why that failed, as above."""
         worker: Any = self
         return _reason(lambda: worker.pin_lora(engine_id))
+
+    def lmi_resident_adapters(self) -> list[tuple[int, bool, bool]]:
+        """Return the ids of the loaded adapters, whether each has a slot, and whether pinned."""
+        worker: Any = self
+        manager = worker.model_runner.lora_manager._adapter_manager
+        slots, pinned = {*manager.lora_index_to_id}, manager._registered_adapters.pinned_items
+        return [(one, one in slots, one in pinned) for one in manager.list_adapters()]
 
     def lmi_ignored_modules(self, engine_id: int) -> list[str] | None:
         """Return the adapter's modules without a LoRA layer here; None if it is not loaded."""

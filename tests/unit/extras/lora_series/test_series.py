@@ -1,13 +1,23 @@
-"""The series that endpoint pickers read: one, of now, with the names of requests."""
+"""The series that endpoint pickers read: those of now, with the names of requests."""
 
+import asyncio
 from collections.abc import Sequence
 
 import pytest
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from lmi_vllm.config.settings import Settings
-from lmi_vllm.engine.base import ActiveAdapters
-from lmi_vllm.extras.lora_series.series import NAME, showing_adapters
+from lmi_vllm.engine.base import ActiveAdapters, ResidentAdapter
+from lmi_vllm.errors import EngineDeadError
+from lmi_vllm.extras.lora_series import series as module
+from lmi_vllm.extras.lora_series.series import (
+    IN_MEMORY,
+    LOADED,
+    NAME,
+    SLOTS,
+    WITH_SLOT,
+    showing_adapters,
+)
 from lmi_vllm.extras.scripted.engine import ScriptedEngine
 from lmi_vllm.inference.lifecycle import Lifecycle
 from lmi_vllm.inference.queue import RequestQueue
@@ -73,7 +83,71 @@ async def test_it_can_be_asked_for_by_name_and_left_out(service: Loaded) -> None
     assert "running_lora_adapters" not in await shown(service, "vllm:num_requests_waiting")
 
 
+RANKS = (
+    (ResidentAdapter("fr", True), ResidentAdapter("it", False), ResidentAdapter("nl", True, True)),
+    (ResidentAdapter("nl", True, True),),
+)
+
+
+async def test_adapters_that_the_workers_hold(service: Loaded) -> None:
+    """Of each rank, with vLLM's coming names; an idle one with a slot is ready for requests."""
+    service.active = ActiveAdapters(4, ("de",), ("it",), RANKS)
+    text = await shown(service)
+    rows = [line for line in text.splitlines() if line.startswith((LOADED, SLOTS, "vllm:num_"))]
+    rank = 'engine="{}",model_name="lmi"'
+    row = '{}{{adapter_name="{}",{},level="{}",model_name="lmi",pinned="{}"}} 1.0'
+    assert sorted(rows) == sorted(
+        [
+            row.format(LOADED, "fr", 'engine="0"', "gpu", "false"),
+            row.format(LOADED, "it", 'engine="0"', "cpu", "false"),
+            row.format(LOADED, "nl", 'engine="0"', "gpu", "true"),
+            row.format(LOADED, "nl", 'engine="1"', "gpu", "true"),
+            f"{WITH_SLOT}{{{rank.format(0)}}} 2.0",
+            f"{WITH_SLOT}{{{rank.format(1)}}} 1.0",
+            f"{IN_MEMORY}{{{rank.format(0)}}} 3.0",
+            f"{IN_MEMORY}{{{rank.format(1)}}} 1.0",
+            f"{SLOTS}{{{rank.format(0)}}} 4.0",
+            f"{SLOTS}{{{rank.format(1)}}} 4.0",
+            "vllm:num_requests_waiting 3.0",
+        ]
+    )
+    assert 'running_lora_adapters="de,fr,nl"' in text
+    assert 'waiting_lora_adapters="it"' in text
+    assert (await shown(service, SLOTS)).count("\n") == 4  # two rows and their description
+
+
+async def test_no_more_adapters_are_shown_than_a_bound(service: Loaded) -> None:
+    """Those with a slot first; the count has all of them."""
+    names = [f"a{number:04}" for number in range(module.MOST_SHOWN + 5)]
+    rank = tuple(ResidentAdapter(name, name == names[-1]) for name in names)
+    service.active = ActiveAdapters(4, ranks=(rank,))
+    text = await shown(service)
+    rows = [line for line in text.splitlines() if line.startswith(LOADED + "{")]
+    assert len(rows) == module.MOST_SHOWN
+    assert f'adapter_name="{names[-1]}",engine="0",level="gpu"' in rows[0]
+    assert f'{IN_MEMORY}{{engine="0",model_name="lmi"}} {len(names)}.0' in text
+
+
+async def test_the_loaded_engine_is_asked_again_and_again(
+    service: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine that is gone is passed over, and the next one is asked."""
+    monkeypatch.setattr(module, "READ_SECONDS", 0)
+    asked = asyncio.Event()
+    failures = [EngineDeadError()]
+
+    async def read(_: ScriptedEngine) -> None:
+        if failures:
+            raise failures.pop()
+        asked.set()
+
+    monkeypatch.setattr(ScriptedEngine, "read_adapters", read)
+    async with showing_adapters(service, Settings(), {}, ServerEvents(SOURCES)):
+        await asyncio.wait_for(asked.wait(), 10)
+
+
 async def test_engine_without_lora_has_no_series(service: Loaded) -> None:
     """A router takes a server without the series for one without adapters."""
     service.active = ActiveAdapters()
-    assert NAME not in await shown(service)
+    text = await shown(service)
+    assert all(name not in text for name in module.NAMES)
