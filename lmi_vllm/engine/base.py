@@ -176,10 +176,13 @@ class EngineGrammars(Protocol):
         """Return what the scheduler computes for a step."""
         ...
 
-    def slow(self, running: Collection[str]) -> dict[str, str]:
+    def faulty(self, running: Collection[str]) -> dict[str, str]:
         """Return the running requests that are to end, and why."""
         ...
 
+
+# How the reason begins why an answer ended for which the client's constraint is to blame.
+GRAMMAR_FAULT: Final = "the schema, regular expression or grammar "
 
 # Raises vLLM's error if the engine may not compile a schema, regular expression or grammar (in
 # vLLM's form), for an answer of that many tokens to that client.

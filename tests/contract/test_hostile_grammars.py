@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from lmi_vllm.engine.base import GRAMMAR_SOURCE, Engine
-from lmi_vllm.errors import EngineFailureError, PayloadError
+from lmi_vllm.errors import PayloadError
 from lmi_vllm.extras.grammar_trials import guard
 from lmi_vllm.extras.grammar_trials.queue import FairExecutor
 from lmi_vllm.messages import GenerationJob, OpenAICall
@@ -58,6 +58,16 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
     "schema of itself": ({"json": {"$ref": "#"}}, "no text matches"),
     "grammar of itself": ({"grammar": "root ::= root"}, "no text matches"),
     "regular expression of no letter": ({"regex": r"[^\s\S]"}, "no text matches"),
+    "no letter after others": ({"regex": r"ab[^\s\S]"}, "after token [12] neither more"),
+    "grammar without an end": ({"grammar": 'root ::= "a" b\nb ::= b "b"'}, "after token 1 neither"),
+    "look-ahead": ({"json": {"type": "string", "pattern": "^(?!a)[a-c]{3}$"}}, "would ignore"),
+    "look-ahead of a name": (
+        {"json": {"type": "object", "patternProperties": {"^(?=b)[ab]$": {}}}},
+        "would ignore",
+    ),
+    "look-behind": ({"json": {"type": "string", "pattern": "^a(?<=b)c$"}}, "look-behind"),
+    "backreference": ({"json": {"type": "string", "pattern": r"^(a|b)\1$"}}, "backreference"),
+    "unknown escape": ({"json": {"type": "string", "pattern": r"\Aab"}}, "does not know"),
 }
 
 
@@ -304,11 +314,53 @@ def test_grammar_that_becomes_slow_in_the_engine_ends_with_its_request(
 
     async def scenario() -> None:
         before = (await collect(vllm_engine, plain))[-1].text
-        with pytest.raises(EngineFailureError, match="too ambiguous"):
+        with pytest.raises(PayloadError, match="too ambiguous"):
             await collect(vllm_engine, hostile)
         assert (await collect(vllm_engine, plain))[-1].text == before
 
     run(scenario())
+
+
+DEAD_END = {"grammar": 'root ::= "x" ("a" dead | "b" "c")\ndead ::= "z" never\nnever ::= never "q"'}
+
+
+def dead_end(engine: Engine, **more: Any) -> dict[str, Any]:
+    """Return parameters with which the model takes the branch that has no end."""
+    identify: Any = engine.tokenizer
+    bias = {str(identify.convert_tokens_to_ids(letter)): -100.0 for letter in ("b", "xb", "bc")}
+    bias.pop(str(identify.unk_token_id), None)
+    return {"max_tokens": 20, "logit_bias": bias, "structured_outputs": DEAD_END, **more}
+
+
+@pytest.mark.parametrize("is_streaming", [False, True])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_dead_end_of_an_answer_is_the_client_s_fault(
+    run: LoopThread, vllm_engine: Engine, temperature: float, is_streaming: bool
+) -> None:
+    """A trial found texts; the answer came to where none goes on, and its other tokens were sent."""
+    sampling = dead_end(vllm_engine, temperature=temperature)
+    sampling["logit_bias"] = {int(key): value for key, value in sampling["logit_bias"].items()}
+    hostile = GenerationJob("dead", PROMPT, sampling, is_streaming=is_streaming)
+    seen = []
+
+    async def scenario() -> None:
+        async for chunk in vllm_engine.generate(hostile):
+            seen.append(chunk.text)
+
+    with pytest.raises(PayloadError, match="dead end: after the text so far neither"):
+        run(scenario())
+    assert "".join(seen) == ("xaz" if is_streaming else "")
+
+
+@pytest.mark.parametrize("kind", ["completions", "chat/completions"])
+def test_dead_end_of_an_openai_answer_is_400(
+    run: LoopThread, vllm_engine: Engine, kind: str
+) -> None:
+    """vLLM says 500, "Internal server error"."""
+    asked = {"prompt": PROMPT, "messages": [{"role": "user", "content": "Hello"}]}
+    body = dead_end(vllm_engine, **asked)
+    reply = run(vllm_engine.answer_openai(OpenAICall(kind, body, {}, "dead")))
+    assert (reply.status, b"has a dead end" in reply.body) == (400, True)
 
 
 @pytest.mark.parametrize("place", ["chat_template", "chat_template_kwargs"])

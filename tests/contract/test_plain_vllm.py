@@ -148,6 +148,16 @@ def test_plain_vllm_compiles_grammars_with_the_library_of_the_first(vllm_engine:
     assert used == ["GuidanceBackend", "GuidanceBackend"]
 
 
+def test_plain_xgrammar_leaves_a_look_ahead_out() -> None:
+    """`grammar_trials/ignored.py`: a pattern's is no error, as that of a regular expression is."""
+    import xgrammar
+
+    info = xgrammar.TokenizerInfo(["a", "b", '"', "</s>"], stop_token_ids=[3])
+    schema = '{"type": "string", "pattern": "^(?!a)[ab]$"}'
+    compiled = xgrammar.GrammarCompiler(info).compile_json_schema(schema)
+    assert xgrammar.GrammarMatcher(compiled).accept_string('"a"')
+
+
 def test_plain_vllm_compiles_a_function_while_it_serves() -> None:
     """`cpu_compilation.uncompiled`: three operations, compiled at the first request for them."""
     from vllm.v1.sample.sampler import batched_count_greater_than

@@ -24,7 +24,7 @@ from vllm.v1.engine.utils import EngineZmqAddresses, launch_core_engines
 from vllm.v1.executor import Executor
 
 from lmi_vllm.checks.base_model import describe_base
-from lmi_vllm.engine.base import GRAMMAR_SOURCE, CheckGrammar, EngineClient
+from lmi_vllm.engine.base import GRAMMAR_FAULT, GRAMMAR_SOURCE, CheckGrammar, EngineClient
 from lmi_vllm.engine.private_folders import PrivateFolder, new_private_folder
 from lmi_vllm.engine.turns import TurnBudget
 from lmi_vllm.engine.vllm.adapters import EngineAdapters, UsableAdapters
@@ -134,8 +134,8 @@ class GuardedAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
             lora_request=to_lora_request(adapter),
             **_continued_trace(options),
         )
-        if self.check_grammar and is_bound:
-            outputs = _checked(outputs, self.check_grammar, sampling_params)
+        if is_bound:
+            outputs = _bound(outputs, self.check_grammar, sampling_params)
         return self._with_slot(outputs, adapter, lora_request)
 
     async def add_request(
@@ -383,15 +383,21 @@ def _refused() -> Any:
         raise VLLMValidationError(error.text) from error
 
 
-async def _checked(
-    outputs: AsyncGenerator[Any, None], check_grammar: CheckGrammar, params: Any
+async def _bound(
+    outputs: AsyncGenerator[Any, None], check_grammar: CheckGrammar | None, params: Any
 ) -> AsyncGenerator[Any, None]:
+    """Yield what is bound by a grammar; the client is told where that is to blame for the end."""
     async with contextlib.aclosing(outputs):
-        record = current_record()
-        source = "" if record is None else record.source
-        await check_grammar(params.structured_outputs, params.max_tokens, source)
-        params.extra_args = {**(params.extra_args or {}), GRAMMAR_SOURCE: source}
+        if check_grammar is not None:
+            record = current_record()
+            source = "" if record is None else record.source
+            await check_grammar(params.structured_outputs, params.max_tokens, source)
+            params.extra_args = {**(params.extra_args or {}), GRAMMAR_SOURCE: source}
         async for output in outputs:
+            for completion in output.outputs:
+                reason = completion.stop_reason
+                if completion.finish_reason == "error" and str(reason).startswith(GRAMMAR_FAULT):
+                    raise VLLMValidationError(reason)
             yield output
 
 

@@ -33,6 +33,7 @@ from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
 from vllm.v1.structured_output.request import get_structured_output_key
 
 from lmi_vllm.engine.vllm.names import SamplingParams, StructuredOutputsParams, VLLMValidationError
+from lmi_vllm.extras.grammar_trials.ignored import nothing_left_out
 from lmi_vllm.extras.grammar_trials.trials import Trials
 from lmi_vllm.extras.grammar_trials.walks import TriedGrammar
 
@@ -127,7 +128,8 @@ class _Vocabulary:
         """Return the grammar, compiled by the library that vLLM chooses for it.
 
         Raises:
-            ValueError: vLLM refuses it, or takes too long to see whether it does.
+            ValueError: vLLM refuses it, takes too long to see whether it does, or its library
+                leaves out a part of it.
         """
         config = self._config
         params, began = SamplingParams(structured_outputs=outputs), time.process_time()
@@ -137,7 +139,8 @@ class _Vocabulary:
         outputs = params.structured_outputs
         name = str(outputs._backend)
         backend = self._backends.get(name) or self._new_backend(name)  # in a child: for it alone
-        grammar = backend.compile_grammar(*get_structured_output_key(outputs))
+        with nothing_left_out():
+            grammar = backend.compile_grammar(*get_structured_output_key(outputs))
         bitmask = torch.full((1, (self._size + 31) // 32), -1, dtype=torch.int32)
         return TriedGrammar(grammar, bitmask, self._lengths, self._ends)
 

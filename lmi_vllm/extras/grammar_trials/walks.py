@@ -29,6 +29,14 @@ class TriedGrammar(NamedTuple):
     ends: Any  # token ids
 
 
+class Walk(NamedTuple):
+    """What one walk found."""
+
+    costs: list[float]  # processor seconds of each token
+    is_whole: bool  # it was not cut
+    is_dead: bool = False  # it ended where neither a token nor the end may come
+
+
 def walk(tried: TriedGrammar, steps: int) -> None:
     """Ask for tokens as the engine would: what each costs may grow with the answer.
 
@@ -36,16 +44,22 @@ def walk(tried: TriedGrammar, steps: int) -> None:
     costs most), and random ones.
 
     Raises:
-        ValueError: no text matches, or one token cost too much, or would before the answer ends.
+        ValueError: no text matches, every walk came to a dead end, or one token cost too much, or
+            would before the answer ends.
     """
     walks: list[Callable[[Any], Any]] = [
         _Persistent(),
         lambda ids: ids[tried.lengths[ids].argmax()],
     ]
     walks += [random.Random(seed).choice for seed in (1, 2)]
+    lengths = []  # of those that came to a dead end
     for choose in walks:
-        costs, is_whole = _walk_once(tried, steps, choose)
-        check_costs(costs, steps, is_whole=is_whole)
+        walked = _walk_once(tried, steps, choose)
+        check_costs(walked.costs, steps, is_whole=walked.is_whole)
+        if walked.is_dead:
+            lengths.append(len(walked.costs))
+    if len(lengths) == len(walks):
+        raise ValueError(_dead(min(lengths), max(lengths)))
 
 
 @dataclass(slots=True)
@@ -61,14 +75,7 @@ class _Persistent:
         return self.token
 
 
-def _walk_once(
-    tried: TriedGrammar, steps: int, choose: Callable[[Any], Any]
-) -> tuple[list[float], bool]:
-    """Return the processor seconds of each token, and whether the walk came to an end.
-
-    Raises:
-        ValueError: the grammar allows no first token, and not the end of the answer either.
-    """
+def _walk_once(tried: TriedGrammar, steps: int, choose: Callable[[Any], Any]) -> Walk:
     import numpy as np  # noqa: PLC0415 - it comes with vLLM
 
     grammar = tried.grammar
@@ -77,14 +84,14 @@ def _walk_once(
     costs: list[float] = []
     while len(costs) < steps and not grammar.is_terminated():
         if time.thread_time() > deadline or (costs and costs[-1] > STEP_SECONDS):
-            return costs, False
+            return Walk(costs, is_whole=False)
         began = time.thread_time()
         grammar.fill_bitmask(tried.bitmask, 0)
         cost = time.thread_time() - began
         bits = np.unpackbits(tried.bitmask.numpy().view(np.uint8), bitorder="little")
         possible = np.flatnonzero(bits[: len(tried.lengths)])
-        if not costs and not len(possible):
-            raise ValueError("no text matches it")  # the engine would fail at its first token
+        if not len(possible):  # the engine would fail here
+            return Walk(costs, is_whole=True, is_dead=True)
         allowed = np.setdiff1d(possible, tried.ends, assume_unique=True)
         if not len(allowed):
             break
@@ -93,7 +100,7 @@ def _walk_once(
         if not grammar.accept_tokens("", [token]):
             break
         costs.append(cost + time.thread_time() - began)
-    return costs, True
+    return Walk(costs, is_whole=True)
 
 
 def check_costs(costs: Sequence[float], steps: int, *, is_whole: bool) -> None:
@@ -131,3 +138,10 @@ def _too_slow(seconds: float) -> str:
         "it is too ambiguous or too deeply repeated: "
         f"one token of an answer takes {seconds:.2g} s and more"
     )
+
+
+def _dead(least: int, most: int) -> str:
+    if not most:
+        return "no text matches it"
+    token = f"{most}" if least == most else f"{least} to {most}"
+    return f"it has dead ends: after token {token} neither more nor the end may come"

@@ -3,7 +3,7 @@
 `scheduler_cls` names them, vLLM's own way to replace the scheduler; an operator's own is joined
 with ours. They end requests whose numbers are not finite, forget their blocks and have blocks
 cleared (`not_finite` describes all three). They also end requests whose grammar becomes slow in the
-engine, as the extra grammar_trials says. Events of the KV cache leave with the names of adapters
+engine or comes to a dead end, as the extra grammar_trials says. Events of the KV cache leave with the names of adapters
 that requests use: routers compare them with `model` (DECISIONS.md 116).
 
 Upstream: https://github.com/vllm-project/vllm/pull/50283 (numbers), issues/54003 (grammars).
@@ -85,19 +85,19 @@ class EndsHarmfulRequests:
         return self._grammars.bitmask(compute, scheduled)
 
     def update_from_output(self, scheduled: Any, computed: Any) -> dict[int, Any]:
-        """As vLLM's; ends requests whose numbers are not finite, or whose grammar is slow."""
+        """As vLLM's; ends requests whose numbers are not finite, or whose grammar is at fault."""
         corrupted = self._corrupted(computed)
         if not_finite := mark_not_finite(computed, self.requests):
             self._forget_blocks(not_finite)
-        slow = self._grammars.slow(computed.req_id_to_index)
-        if not corrupted and not slow:
+        faulty = self._grammars.faulty(computed.req_id_to_index)
+        if not corrupted and not faulty:
             done: dict[int, Any] = super().update_from_output(scheduled, computed)  # type: ignore[misc]
             return done
         self._forget_blocks(corrupted)
-        for name in (*corrupted, *slow):  # without a token vLLM gives it no output
+        for name in (*corrupted, *faulty):  # without a token vLLM gives it no output
             computed.sampled_token_ids[computed.req_id_to_index[name]] = []
         done = super().update_from_output(scheduled, computed)  # type: ignore[misc]
-        self._end(slow | dict.fromkeys(corrupted, REASON), corrupted, done)
+        self._end(faulty | dict.fromkeys(corrupted, REASON), corrupted, done)
         return done
 
     def _corrupted(self, computed: Any) -> dict[str, int]:

@@ -102,3 +102,26 @@ def test_grammar_that_no_text_matches_is_refused() -> None:
 def test_grammar_of_an_empty_or_short_text_passes(steps: list[set[int]]) -> None:
     """The empty text matches where only the end may come."""
     walk_script(*steps)
+
+
+def test_grammar_whose_every_walk_comes_to_a_dead_end_is_refused() -> None:
+    """Behind the first letter neither more nor the end may come."""
+    with pytest.raises(ValueError, match="after token 1 neither more nor the end may come"):
+        walk_script({1}, set())
+
+
+class Forked(Scripted):
+    """The first letter of a vocabulary leads to the end, the second and longer one nowhere."""
+
+    def accept_tokens(self, _request: str, tokens: list[int]) -> bool:
+        """Choose a branch with the first token."""
+        if not self.step:
+            self.steps = (self.steps[0], {0} if tokens == [1] else set())
+        return super().accept_tokens("", tokens)
+
+
+def test_grammar_with_a_dead_end_beside_its_texts_passes() -> None:
+    """It has texts: an answer that comes to the dead end says so."""
+    np, torch = pytest.importorskip("numpy"), pytest.importorskip("torch")
+    bitmask = torch.full((1, 1), -1, dtype=torch.int32)
+    walk(TriedGrammar(Forked({1, 2}, {0}), bitmask, np.array([1, 1, 2]), np.array([0])), STEPS)
