@@ -337,7 +337,7 @@ def dead_end(engine: Engine, **more: Any) -> dict[str, Any]:
 def test_dead_end_of_an_answer_is_the_client_s_fault(
     run: LoopThread, vllm_engine: Engine, temperature: float, is_streaming: bool
 ) -> None:
-    """A trial found texts; the answer came to where none goes on, and its other tokens were sent."""
+    """A trial found texts; the answer came to where none goes on, after other tokens."""
     sampling = dead_end(vllm_engine, temperature=temperature)
     sampling["logit_bias"] = {int(key): value for key, value in sampling["logit_bias"].items()}
     hostile = GenerationJob("dead", PROMPT, sampling, is_streaming=is_streaming)
@@ -356,7 +356,7 @@ def test_dead_end_of_an_answer_is_the_client_s_fault(
 def test_dead_end_of_an_openai_answer_is_400(
     run: LoopThread, vllm_engine: Engine, kind: str
 ) -> None:
-    """vLLM says 500, "Internal server error"."""
+    """Plain vLLM says 500, "Internal server error"."""
     asked = {"prompt": PROMPT, "messages": [{"role": "user", "content": "Hello"}]}
     body = dead_end(vllm_engine, **asked)
     reply = run(vllm_engine.answer_openai(OpenAICall(kind, body, {}, "dead")))

@@ -71,7 +71,7 @@ LIBRARIES = {
     "transformers": r"engine/vllm/\w+\.py|extras/seq2seq/(decoding|model|sampling)\.py"
     r"|extras/legacy_models/classes\.py",
     "tokenizers": r"extras/(token_lane/decoding|seq2seq/text)\.py"
-    r"|engine/vllm/workarounds/(prompt_ends|published_tokenizers|tokenizer_files)\.py",
+    r"|engine/vllm/workarounds/(prompt_ends|published_tokenizers|tokenizer_files|tool_calls)\.py",
 }
 # Besides cli.py: what vLLM is told through the environment, and what its child processes read.
 ENVIRONMENT = (

@@ -9,7 +9,7 @@ from typing import Any, Final, Self
 from multidict import CIMultiDict
 
 from lmi_vllm.engine.base import DirectEvents
-from lmi_vllm.errors import EngineFailureError, LmiError
+from lmi_vllm.errors import EngineFailureError, Fault, LmiError
 from lmi_vllm.messages import HttpCall, OpenAIReply
 
 logger = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class Exchange(AsyncIterator[bytes]):
         try:
             await app(scope, self._receive, self._send)
         except Exception as error:
-            if not self._is_closed:
+            if not self._is_closed and self._to_error(error).fault is not Fault.CLIENT:
                 logger.exception("vLLM's application failed on %s", scope["path"])
             self._error = error
         self._has_ended = True
@@ -144,6 +144,7 @@ class Exchange(AsyncIterator[bytes]):
             self._is_over = not message.get("more_body")
             if chunk := message.get("body"):
                 return bytes(chunk)
+        await self._next()  # a middleware ends the answer first, and raises what failed then
         if self._error is not None:
             raise self._to_error(self._error) from self._error
         raise StopAsyncIteration

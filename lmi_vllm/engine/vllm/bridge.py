@@ -37,8 +37,11 @@ from lmi_vllm.engine.vllm.async_llm import GuardedAsyncLLM
 from lmi_vllm.engine.vllm.names import VllmEngineDeadError, create_error_response, to_lora_request
 from lmi_vllm.engine.vllm.routes import SAGEMAKER, ExactRoutes, described, is_refused
 from lmi_vllm.engine.vllm.workarounds import Scope, apply
+from lmi_vllm.engine.vllm.workarounds.client_faults import leave_out_faults_of_clients
+from lmi_vllm.engine.vllm.workarounds.messages import end_with_errors, with_objects
 from lmi_vllm.engine.vllm.workarounds.parsers import limit_parsers
 from lmi_vllm.engine.vllm.workarounds.request_bodies import check_body
+from lmi_vllm.engine.vllm.workarounds.tool_calls import read_calls_alike
 from lmi_vllm.errors import (
     EngineDeadError,
     EngineFailureError,
@@ -153,7 +156,10 @@ class Bridge:
         models = app.state.openai_serving_models
         models.lora_requests = KeyedLoads()
         models.lora_resolvers = []  # they load what a request's `model` names, past our registry
+        read_calls_alike(app.state)
         limit_parsers(app.state)
+        end_with_errors(app.state)
+        leave_out_faults_of_clients()
         if (responses := getattr(app.state, "openai_serving_responses", None)) is not None:
             responses.background_tasks = BackgroundTasks()
         return cls(app, llm)
@@ -249,6 +255,7 @@ class Bridge:
             RequestError: a conversation that is none, or an adapter is to answer what is neither a
                 JSON object nor a form.
         """
+        call = with_objects(call)
         responses = getattr(self.app.state, "openai_serving_responses", None)
         await check_body(call, ResponsesRequest, responses)
         body, renamed = call.body, None

@@ -10,6 +10,7 @@ from http import HTTPStatus
 
 import vllm.envs as vllm_settings
 from vllm.connections import HTTPConnection
+from vllm.entrypoints.generate.base.protocol import DeltaMessage, FunctionCall
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 from vllm.exceptions import GracefulHTTPError, VLLMClientError, VLLMValidationError
 from vllm.lora.request import LoRARequest
@@ -44,10 +45,12 @@ from lmi_vllm.messages import AdapterRef
 __all__ = [
     "MEDIA_CONNECTOR_REGISTRY",
     "BeamSearchParams",
+    "DeltaMessage",
     "EngineCoreOutput",
     "EngineCoreOutputs",
     "FastIncrementalDetokenizer",
     "FinishReason",
+    "FunctionCall",
     "GracefulHTTPError",
     "HTTPConnection",
     "LoRARequest",

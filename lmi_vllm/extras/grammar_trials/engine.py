@@ -5,7 +5,7 @@ After a schema that only Outlines takes, no other request could have an object o
 xgrammar first, what only another library knows was ignored. Here the engine keeps a library for
 each. A grammar that a step spends too long on ends its request: a trial cannot reach every state.
 Nor does it find every dead end, where neither a token nor the end may come. vLLM samples there
-nonetheless, and the grammar rejects what it gets: 500 without a word. Here the request's end says
+nonetheless, and the grammar rejects what it gets: 500 without a reason. Here the request's end says
 why, and the server makes it the client's error.
 
 Upstream: https://github.com/vllm-project/vllm/issues/54003 (slow grammars). The libraries are not

@@ -10,6 +10,7 @@ from lmi_vllm.errors import (
     DEFAULT_STATUSES,
     Dialect,
     EngineFailureError,
+    Fault,
     LmiError,
     NotReadyError,
     RequestError,
@@ -27,7 +28,10 @@ _DATA: Final = b"data: "
 _BLANK_LINE: Final = len(b"\n\n")
 RESPONSES: Final = "responses"  # the kind of call
 RESPONSES_PATH: Final = "/v1/responses"
-_CODE: Final = "server_error"  # the Responses API's code for faults that the request did not cause
+# The Responses API's codes for faults that the request caused, and for others.
+_CLIENT_CODE: Final = "invalid_prompt"
+_CODE: Final = "server_error"
+_COMPLETED: Final = b"event: response.completed\n"
 SSE_ERROR: Final = b'data: {"error":'  # how vLLM's streams fail; its chunks begin otherwise
 
 
@@ -112,10 +116,12 @@ V1_EVENTS: Final = FramedEvents(Dialect.OPENAI, FRAMINGS["sse"])
 
 
 class ResponsesEvents:
-    """A stream of the Responses API, unchanged; one that we cut ends in the API's own events.
+    """A stream of the Responses API; its end is the API's own.
 
     OpenAI's API reference, "Streaming events": every event has a name, a type and a sequence
-    number. A response that fails ends with `error` and `response.failed`. There is no `[DONE]`.
+    number. A response that fails ends with `error` and `response.failed`, one that is cut by
+    `max_output_tokens` with `response.incomplete`. There is no `[DONE]`. vLLM ends each with
+    `response.completed` (DECISIONS.md 137).
     """
 
     def __init__(self) -> None:
@@ -123,7 +129,7 @@ class ResponsesEvents:
         self._last = b""
 
     async def events(self, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """Yield the events unchanged."""
+        """Yield the events, unchanged but for the last one of an incomplete response."""
         try:
             async for event in events:
                 yield self.event(event)
@@ -132,6 +138,8 @@ class ResponsesEvents:
 
     def event(self, event: bytes) -> bytes:
         """Return the event; its sequence number is kept for an error event."""
+        if event.startswith(_COMPLETED):
+            event = _ended(event)
         self._first = self._first or event
         self._last = event
         return event
@@ -139,10 +147,11 @@ class ResponsesEvents:
     def error(self, error: LmiError) -> bytes:
         """Return `error`, and `response.failed` if the client has seen a response."""
         number = int(_data(self._last).get("sequence_number", -1)) + 1
+        code = _CLIENT_CODE if error.fault is Fault.CLIENT else _CODE
         last_event = _framed(
             {
                 "type": "error",
-                "code": _CODE,
+                "code": code,
                 "message": error.text,
                 "param": None,
                 "sequence_number": number,
@@ -154,7 +163,7 @@ class ResponsesEvents:
         failed = {
             **response,
             "status": "failed",
-            "error": {"code": _CODE, "message": error.text},
+            "error": {"code": code, "message": error.text},
         }
         return last_event + _framed(
             {"type": "response.failed", "response": failed, "sequence_number": number + 1}
@@ -227,6 +236,15 @@ def error_of(body: bytes) -> LmiError:
     if status >= 500:  # noqa: PLR2004 (the engine's fault, not the client's)
         return EngineFailureError(text)
     return RequestError(text)
+
+
+def _ended(event: bytes) -> bytes:
+    """Return the last event of a response, named by how the response ended."""
+    data = _data(event)
+    response = data.get("response")
+    if not isinstance(response, dict) or response.get("status") != "incomplete":
+        return event
+    return _framed({**data, "type": "response.incomplete"})
 
 
 def _data(event: bytes) -> Mapping[str, Any]:

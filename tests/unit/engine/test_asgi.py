@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from lmi_vllm.engine.vllm.asgi import Exchange
-from lmi_vllm.errors import EngineFailureError, LmiError
+from lmi_vllm.errors import EngineFailureError, LmiError, RequestError
 from lmi_vllm.messages import HttpCall
 
 CALL = HttpCall("POST", "/x", "", (), b"", "an-id")
@@ -172,3 +172,39 @@ async def test_internal_names_are_replaced_in_every_chunk() -> None:
     direct.is_open = True
     found += [chunk async for chunk in stream]
     assert b"".join([*direct.found, *found]) == b"<fr>" * 4 + b"."
+
+
+async def test_stream_that_fails_behind_a_middleware_is_an_error() -> None:
+    """Starlette's kind ends the answer first and raises then: the end would look complete."""
+
+    async def fails(_scope: Any, _receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"some", "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        await asyncio.sleep(0)
+        raise ValueError
+
+    reply = await exchange(fails, None).reply()
+    assert reply.stream is not None
+    stream = aiter(reply.stream)
+    assert await anext(stream) == b"some"
+    with pytest.raises(LmiError, match="failed"):
+        await anext(stream)
+
+
+@pytest.mark.parametrize(("error", "lines"), [(RequestError("theirs"), 0), (LmiError("ours"), 1)])
+async def test_fault_of_the_client_in_a_stream_is_no_error_in_the_log(
+    error: LmiError, lines: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The end of the stream says it."""
+
+    async def fails(_scope: Any, _receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"some", "more_body": True})
+        raise ValueError
+
+    reply = await Exchange(fails, CALL, b"", lambda _: error, None).reply()
+    assert reply.stream is not None
+    with pytest.raises(LmiError, match=error.text):
+        [chunk async for chunk in reply.stream]
+    assert len(caplog.records) == lines

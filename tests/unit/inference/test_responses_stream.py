@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from lmi_vllm.errors import DeadlineError
+from lmi_vllm.errors import DeadlineError, RequestError
 from lmi_vllm.inference.response.openai_events import ResponsesEvents
 
 CREATED = (
@@ -28,6 +28,26 @@ async def test_responses_events_are_given_on_untouched() -> None:
     """What vLLM says is not altered."""
     given = [event async for event in ResponsesEvents().events(_events(CREATED, DELTA))]
     assert given == [CREATED, DELTA]
+
+
+def ended(name: str, status: str) -> bytes:
+    """Return the last event of a response."""
+    data = {"sequence_number": 9, "response": {"status": status}, "type": name}
+    return f"event: {name}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
+
+
+async def test_response_that_was_cut_ends_as_incomplete() -> None:
+    """Where vLLM says `response.completed` beside the status `incomplete`; others stay."""
+    last = ended("response.completed", "completed")
+    cut = ended("response.completed", "incomplete")
+    for given, sent in ((last, last), (cut, ended("response.incomplete", "incomplete"))):
+        events = ResponsesEvents().events(_events(CREATED, given))
+        assert [event async for event in events] == [CREATED, sent]
+
+
+def test_fault_of_the_client_has_a_code_of_its_own() -> None:
+    """Not the server's."""
+    assert b'"code":"invalid_prompt"' in ResponsesEvents().error(RequestError("a dead end"))
 
 
 # What has come before the cut -> the exact end.

@@ -195,11 +195,15 @@ ELSEWHERE: Final = {
         "outputs.py", "test_plain_vllm_takes_a_paused_request_for_complete"
     ),
     "adapter_slots": Elsewhere("adapters.py", "test_all_slots_pinned_refuses_the_next_adapter"),
+    "client_faults": Elsewhere(
+        "bridge.py", "test_plain_vllm_logs_the_fault_of_a_client_with_its_traceback"
+    ),
     "companions": Elsewhere("factory.py", "test_companions_are_checked_only_with_a_cpu_torch"),
     "cpu_worker": Elsewhere("workarounds/__init__.py", "test_two_ranks_answer_as_one"),
     "ignored_modules": Elsewhere(
         "configuration.py", "test_plain_vllm_loads_an_adapter_whose_modules_it_ignores"
     ),
+    "messages": Elsewhere("bridge.py", "test_plain_vllm_refuses_the_input_of_a_tool_as_text"),
     "not_finite": Elsewhere("configuration.py", "test_plain_vllm_corrupts_every_later_answer"),
     "parsers": Elsewhere("bridge.py", "test_plain_vllm_parser_takes_the_square_of_its_text"),
     "prompt_ends": Elsewhere(
@@ -212,6 +216,7 @@ ELSEWHERE: Final = {
     "text_lengths": Elsewhere(
         "engine.py", "test_plain_vllm_has_no_bound_for_texts_that_are_only_converted"
     ),
+    "tool_calls": Elsewhere("bridge.py", "test_plain_vllm_reads_a_cut_call_as_text"),
     "unsent_requests": Elsewhere(
         "async_llm.py", "test_plain_vllm_keeps_a_request_that_cannot_be_sent"
     ),

@@ -41,6 +41,7 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 from lmi_vllm.engine.vllm.names import ReasoningParserManager, VLLMValidationError
+from lmi_vllm.engine.vllm.workarounds.tool_calls import CallsReadAlike
 from lmi_vllm.telemetry.records import current_record
 
 SECONDS: Final = 1.0  # processor time that the parsers of one request may take
@@ -138,8 +139,8 @@ class LimitedParser:
 
 
 def limited(parser: type, alarm: Alarm) -> type:
-    """Return the class of a parser whose answers have a limited time."""
-    return type(parser.__name__, (LimitedParser, parser), {"alarm": alarm})
+    """Return the class of a parser whose answers have a limited time, and calls read alike."""
+    return type(parser.__name__, (LimitedParser, CallsReadAlike, parser), {"alarm": alarm})
 
 
 def limit_parsers(state: Any) -> None:

@@ -3,8 +3,8 @@
 `scheduler_cls` names them, vLLM's own way to replace the scheduler; an operator's own is joined
 with ours. They end requests whose numbers are not finite, forget their blocks and have blocks
 cleared (`not_finite` describes all three). They also end requests whose grammar becomes slow in the
-engine or comes to a dead end, as the extra grammar_trials says. Events of the KV cache leave with the names of adapters
-that requests use: routers compare them with `model` (DECISIONS.md 116).
+engine or comes to a dead end, as the extra grammar_trials says. Events of the KV cache leave with
+the names of adapters that requests use: routers compare them with `model` (DECISIONS.md 116).
 
 Upstream: https://github.com/vllm-project/vllm/pull/50283 (numbers), issues/54003 (grammars).
 Releases: 0.31 and later.

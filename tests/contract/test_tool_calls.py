@@ -1,0 +1,170 @@
+"""Calls of tools: a cut answer is the same in both forms, and forced calls are bound."""
+
+import json
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="needs vLLM: make setup installs it")
+
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
+from vllm.parser import ParserManager
+from vllm.tokenizers import get_tokenizer
+
+from lmi_vllm.demo import DEMO_MODEL_DIR
+from lmi_vllm.engine.vllm.workarounds import tool_calls
+from lmi_vllm.engine.vllm.workarounds.parsers import Alarm, limited
+
+pytestmark = pytest.mark.vllm
+USER = [{"role": "user", "content": "x"}]
+SCHEMA = {"type": "object", "properties": {"place": {"enum": ["sea"]}}, "required": ["place"]}
+LOOK = {"type": "function", "function": {"name": "look", "parameters": SCHEMA}}
+REQUEST = ChatCompletionRequest(messages=USER, tools=[LOOK])
+OBJECT = '{"name": "look", "arguments": {"place": "sea"}}'
+HERMES = f"<tool_call>\n{OBJECT}\n</tool_call>"
+# Parser -> an answer of its kind; the last three have an engine of vLLM's own.
+ANSWERS = {
+    "hermes": f"hi {HERMES}\n{HERMES}",
+    "xlam": f"[{OBJECT}]",
+    "longcat": f"<longcat_tool_call>\n{OBJECT}\n</longcat_tool_call>",
+    "pythonic": '[look(place="sea")]',
+    "internlm": 'hi<|action_start|><|plugin|>{"name": "look", "parameters": {"place": "sea"}}',
+    "granite-20b-fc": f"<function_call> {OBJECT}",
+    "granite": f"<|tool_call|>[{OBJECT}]",
+    "qwen3_coder": (
+        "<tool_call>\n<function=look>\n<parameter=place>\nsea\n</parameter>\n</function>\n"
+    ),
+    "minimax_m2": (
+        '<minimax:tool_call>\n<invoke name="look">\n<parameter name="place">sea</parameter>\n'
+    ),
+}
+MARKS = (
+    "<tool_call>", "</tool_call>", "<longcat_tool_call>", "</longcat_tool_call>",
+    "<|action_start|>", "<|plugin|>", "<|tool_call|>", "<minimax:tool_call>",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    """The demo model's tokenizer, with the tokens that the parsers look for."""
+    known = get_tokenizer(str(DEMO_MODEL_DIR))
+    known.add_tokens(list(MARKS))
+    return known
+
+
+def parser(tokenizer: Any, name: str) -> Any:
+    """Return a parser of one answer, as a handler of the application makes it."""
+    kind = limited(ParserManager.get_parser(name, enable_auto_tools=True), Alarm())
+    made = kind(tokenizer, REQUEST.tools)
+    made.set_prompt_token_ids([1])
+    return made
+
+
+def streamed(tokenizer: Any, name: str, ids: list[int]) -> tuple[str, list[tuple[str, str]]]:
+    """Return content and calls of a stream, token by token."""
+    reading, text, content = parser(tokenizer, name), "", ""
+    calls: dict[int, list[str]] = {}
+    for count in range(1, len(ids) + 1):
+        now = tokenizer.decode(ids[:count], skip_special_tokens=False)
+        step, text = now[len(text) :], now
+        is_last = count == len(ids)
+        message = reading.parse_delta(step, [ids[count - 1]], REQUEST, [1], finished=is_last)
+        content += (message and message.content) or ""
+        for delta in (message and message.tool_calls) or ():
+            call = calls.setdefault(delta.index, ["", ""])
+            call[0] += delta.function.name or ""
+            call[1] += delta.function.arguments or ""
+    return content, [(name, arguments) for name, arguments in calls.values()]
+
+
+def whole(tokenizer: Any, name: str, ids: list[int]) -> tuple[str, list[tuple[str, str]]]:
+    """Return content and calls of a whole answer that `max_tokens` cut."""
+    text = tokenizer.decode(ids, skip_special_tokens=False)
+    tool_calls._CUT.set((ids,))
+    _, content, calls = parser(tokenizer, name).parse(
+        text, REQUEST, enable_auto_tools=True, model_output_token_ids=ids
+    )
+    tool_calls._CUT.set(())
+    return content or "", [(call.name, call.arguments) for call in calls or ()]
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_cut_answer_is_the_same_in_both_forms(tokenizer: Any, name: str) -> None:
+    """Wherever it was cut; a name is there once it is complete, and so are complete calls."""
+    ids = tokenizer.encode(ANSWERS[name], add_special_tokens=False)
+    for count in range(1, len(ids) + 1):
+        cut = ids[:count]
+        assert whole(tokenizer, name, cut) == streamed(tokenizer, name, cut), count
+    assert ("look", '{"place": "sea"}') in whole(tokenizer, name, ids)[1] or name == "internlm"
+
+
+def test_cut_beginning_of_a_call_is_text(tokenizer: Any) -> None:
+    """What no call came of is not lost, also where it only looks like the beginning of one."""
+    for text in ("hi <tool_ca", "hi <tool_call>\n{", "is a < b"):
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        assert streamed(tokenizer, "hermes", ids) == (text, [])
+
+
+def test_complete_call_beside_a_cut_one_is_kept(tokenizer: Any) -> None:
+    """A call that has no arguments yet does not say that it has none."""
+    text = f'{HERMES}\n<tool_call>\n{{"name": "look", "arg'
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    complete = ("look", '{"place": "sea"}')
+    assert whole(tokenizer, "hermes", ids) == ("", [complete, ("look", "")])
+
+
+def test_long_answer_is_read_in_few_steps(tokenizer: Any, monkeypatch: Any) -> None:
+    """Only the last tokens come one by one."""
+    monkeypatch.setattr(tool_calls, "SINGLE_TOKENS", 20)
+    ids = tokenizer.encode("a long text " * 50 + HERMES[:-20], add_special_tokens=False)
+    content, calls = whole(tokenizer, "hermes", ids)
+    assert (content, len(calls)) == ("a long text " * 50, 1)
+
+
+def test_plain_vllm_reads_a_cut_call_as_text(tokenizer: Any) -> None:
+    """`tool_calls.py`: the complete call before it, too."""
+    text = f"{HERMES}\n{HERMES[:40]}"
+    plain = ParserManager.get_parser("hermes", enable_auto_tools=True)(tokenizer, REQUEST.tools)
+    assert plain.parse(text, REQUEST, enable_auto_tools=True)[1:] == (text, None)
+
+
+def schema_of(kind: Any, tokenizer: Any, request: Any) -> Any:
+    """Return what binds the arguments of a call in a request that a parser has adjusted."""
+    adjusted = kind(tokenizer, request.tools).adjust_request(request)
+    tag = json.loads(adjusted.structured_outputs.structural_tag)
+    return json.dumps(tag["format"])
+
+
+def requests(strict: bool | None) -> list[Any]:
+    """Return requests with a forced call: chats and a response."""
+    function = {"name": "look", "parameters": SCHEMA, "strict": strict}
+    tools, named = [{"type": "function", "function": function}], {"name": "look"}
+    return [
+        ChatCompletionRequest(messages=USER, tools=tools, tool_choice="required"),
+        ChatCompletionRequest(
+            messages=USER, tools=tools, tool_choice={"type": "function", "function": named}
+        ),
+        ResponsesRequest(
+            input="x", tools=[{"type": "function", **function}], tool_choice="required"
+        ),
+    ]
+
+
+def test_arguments_of_a_forced_call_are_bound(tokenizer: Any) -> None:
+    """Unless the tool says `strict: false`; the request's own tools stay as they are."""
+    kind = limited(ParserManager.get_parser("hermes", enable_auto_tools=True), Alarm())
+    for strict in (None, True):
+        for request in requests(strict):
+            before = [tool.model_dump() for tool in request.tools]
+            assert '"enum": ["sea"]' in schema_of(kind, tokenizer, request)
+            assert [tool.model_dump() for tool in request.tools] == before
+    for request in requests(strict=False):
+        assert '"enum"' not in schema_of(kind, tokenizer, request)
+
+
+def test_plain_vllm_binds_no_arguments_of_a_forced_call(tokenizer: Any) -> None:
+    """`tool_calls.py`: without `strict`, though its documentation says so."""
+    kind = ParserManager.get_parser("hermes", enable_auto_tools=True)
+    for request in requests(strict=None):
+        assert '"enum"' not in schema_of(kind, tokenizer, request)
