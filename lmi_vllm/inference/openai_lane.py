@@ -40,7 +40,8 @@ async def ask_openai(
     check_limits(payload, context.runtime.profile.limits)
     if kind != RESPONSES:  # its list of inputs is one conversation
         context.take_slots("prompts", sequence_count(payload))
-    body = {key: value for key, value in payload.items() if key != "adapters"}
+    body = dict(payload)
+    body.pop("adapters", None)
     ref = None if context.adapter is None else context.adapter.ref
     if model := context.base_name if ref is None else ref.name:
         body["model"] = model

@@ -28,9 +28,10 @@ class QueueSlots:
         """Slots taken by all processes that share the queue."""
         return self._taken
 
-    def add(self, count: int) -> None:
-        """Take slots, or give them back with a number below 0."""
+    def add(self, count: int) -> int:
+        """Take slots, or give them back with a number below 0; return the new total."""
         self._taken += count
+        return self._taken
 
 
 class RequestQueue:
@@ -91,8 +92,8 @@ class RequestQueue:
         """
         if self.lifecycle.state is not State.HEALTHY:
             self.lifecycle.check_ready()
-        self._slots.add(count)  # add first: of processes that add at once, none exceeds the limit
-        if self._slots.total > self.limit:
+        # Add first: of processes that add at once, none exceeds the limit.
+        if self._slots.add(count) > self.limit:
             self._slots.add(-count)
             raise OverloadError(self.lifecycle.model_name)
         self._in_flight += count

@@ -210,7 +210,7 @@ def _scope(call: HttpCall, length: int) -> Message:
 
 def raw_headers(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
     """Return headers as ASGI has them, by lower-case name."""
-    return [
-        (name.encode("latin-1", "replace"), value.encode("latin-1", "replace"))
-        for name, value in headers.items()
-    ]
+    raw = []
+    for name, value in headers.items():
+        raw.append((name.encode("latin-1", "replace"), value.encode("latin-1", "replace")))
+    return raw

@@ -118,12 +118,8 @@ class GuardedAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
     ) -> AsyncGenerator[Any, None]:
         """As AsyncLLM.generate; refuses adapters that could harm the engine."""
         adapter = self._adapter(lora_request)
-        if sampling_params.prompt_logprobs is not None and not self._has_prompt_logprobs:
-            raise VLLMValidationError(
-                "log probabilities of the prompt are not possible on CPU with enable_lora and "
-                "another worker_cls or model runner than the default: vLLM's engine would end"
-            )
-        self._check_prompt_logprobs(prompt, sampling_params)
+        if sampling_params.prompt_logprobs is not None:
+            self._check_prompt_logprobs(prompt, sampling_params)
         is_bound = sampling_params.structured_outputs is not None
         if is_bound:
             check_reasoning(self, prompt, options)
@@ -131,7 +127,7 @@ class GuardedAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
             prompt,
             sampling_params,
             request_id,
-            lora_request=to_lora_request(adapter),
+            lora_request=adapter and to_lora_request(adapter),
             **_continued_trace(options),
         )
         if is_bound:
@@ -223,11 +219,14 @@ class GuardedAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
         """Refuse more of them than vLLM may write without a pause.
 
         Raises:
-            VLLMValidationError: there would be too many.
+            VLLMValidationError: there would be too many, or none are possible.
         """
+        if not self._has_prompt_logprobs:
+            raise VLLMValidationError(
+                "log probabilities of the prompt are not possible on CPU with enable_lora and "
+                "another worker_cls or model runner than the default: vLLM's engine would end"
+            )
         wanted = params.prompt_logprobs
-        if wanted is None:
-            return
         ids = prompt.get("prompt_token_ids") if isinstance(prompt, Mapping) else None
         each = int(self.model_config.get_vocab_size()) if wanted < 0 else wanted + 1
         count, most = each * len(ids or ()), self.setup.profile.limits.max_prompt_logprobs

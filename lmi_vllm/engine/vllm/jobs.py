@@ -75,7 +75,7 @@ class JobRunner:
             await outputs.aclose()
 
     def _outputs(self, job: GenerationJob, prompt: Any) -> AsyncGenerator[Any, None]:
-        lora_request = to_lora_request(job.adapter)
+        lora_request = job.adapter and to_lora_request(job.adapter)
         if job.beams is None:
             outputs: AsyncGenerator[Any, None] = self._llm.generate(
                 prompt,
@@ -115,12 +115,11 @@ class JobRunner:
         return await render_text(self._llm.renderer, parsed, params)
 
     def _sampling_params(self, job: GenerationJob) -> Any:
-        values: dict[str, Any] = {
-            name: value
-            for name, value in self._model_defaults.items()
-            if job.apply_model_defaults or name not in _SAMPLING_STYLE
-        }
-        values |= dict(job.sampling)
+        values = dict(self._model_defaults)
+        if not job.apply_model_defaults:
+            for name in _SAMPLING_STYLE & values.keys():
+                del values[name]
+        values |= job.sampling
         constraint = values.get("structured_outputs")
         if isinstance(constraint, Mapping):
             values["structured_outputs"] = StructuredOutputsParams(**constraint)

@@ -152,7 +152,7 @@ class VllmOpenAI:
         return reader.validate_python(body)
 
     def _raw_request(self, call: OpenAICall) -> Request:
-        headers = {name.lower(): value for name, value in call.headers.items()}
+        headers = dict(zip(map(str.lower, call.headers), call.headers.values(), strict=True))
         if "request_id" not in call.body:
             headers["x-request-id"] = call.request_id
         return Request(

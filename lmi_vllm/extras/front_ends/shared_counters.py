@@ -45,9 +45,10 @@ class CounterRow(OtherClients, QueueSlots):
         self._numbers = numbers
         self._first = process * _FIELDS
 
-    def add(self, count: int) -> None:
-        """Take `count` slots of the queue, or release them with a number below 0."""
+    def add(self, count: int) -> int:
+        """Take `count` slots of the queue, or release them with a number below 0; see `total`."""
         self._numbers[self._first] += count
+        return self.total
 
     @property
     def total(self) -> int:

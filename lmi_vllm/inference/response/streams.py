@@ -272,7 +272,7 @@ class StreamEnds:
                 yield formatter.rows(chunk)
                 if chunk.finish_reason is not None:
                     return
-                chunk = await limit.next(chunks)
+                chunk = await limit.within(anext(chunks, None))
         except (LmiError, asyncio.CancelledError) as raised:
             error = self._failure(raised)
             status = self.statuses.of(error, invocations_dialect(self.profile))
@@ -289,7 +289,7 @@ class StreamEnds:
     ) -> AsyncIterator[bytes]:
         """Yield vLLM's events; an early end has a last row in the route's dialect."""
         try:
-            while (event := await limit.next(events)) is not None:
+            while (event := await limit.within(anext(events, None))) is not None:
                 yield event
                 limit.seconds, limit.setting = self._chunk_limit
         except (LmiError, asyncio.CancelledError) as raised:
