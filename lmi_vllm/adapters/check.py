@@ -54,7 +54,15 @@ def check_adapter(folder: Path, shown: str, base: BaseModel) -> None:
             scales = resolve_scales(config, modules, shown)
             check_parts(tensors, scales, shown)
             check_values(folder / WEIGHTS, tensors, scales, shown, base.limit)
-            check_base_layers(folder / WEIGHTS, tensors, base.weights, shown)
+            unknown = check_base_layers(folder / WEIGHTS, tensors, base.stored, shown)
+            if unknown:
+                logger.warning(
+                    "%s holds the base's weight of %s, which is not in the files of the model "
+                    "served (quantized, or not on this machine): whether it is of another model "
+                    "cannot be seen",
+                    shown,
+                    ", ".join(unknown[:_SHOWN_MODULES]),
+                )
     except OSError as error:
         raise AdapterRefusedError(f"{shown} cannot be read: {error.strerror}") from error
 

@@ -25,7 +25,12 @@ FIRST_ENGINE_ID: Final = 1000  # the engine uses the ids below itself
 P = ParamSpec("P")
 R = TypeVar("R")
 Resolve = Callable[[str], str]
+Release = Callable[[str], None]  # of a source that was resolved
 LoadCode = Callable[[str, str, Mapping[str, str]], Awaitable[Hooks]]  # name, path, options
+
+
+def keep_copy(_src: str) -> None:
+    """Keep what was fetched for an adapter."""
 
 
 async def no_code(_name: str, _path: str, _options: Mapping[str, str]) -> Hooks:
@@ -68,12 +73,15 @@ class AdapterLoads:
     """Loads adapters into the engine, one call at a time; ids of loads are never reused.
 
     `resolve` turns a source into a local directory, or raises AdapterRefusedError. So does
-    `load_code` for the adapter's hooks.
+    `load_code` for the adapter's hooks. `release` drops what `resolve` has fetched.
     """
 
-    def __init__(self, engine: Engine, resolve: Resolve, load_code: LoadCode) -> None:
+    def __init__(
+        self, engine: Engine, resolve: Resolve, load_code: LoadCode, release: Release = keep_copy
+    ) -> None:
         self.engine = engine
-        self._sources = SourceThreads(resolve)
+        self._release = release
+        self._sources = SourceThreads(resolve, release)
         self._load_code = load_code
         self._lock = asyncio.Lock()
         self._ids = itertools.count(FIRST_ENGINE_ID)
@@ -82,13 +90,20 @@ class AdapterLoads:
     async def prepare(self, adapter: Adapter, replaced: AdapterRef | None = None) -> Adapter:
         """Return the adapter with its files, its hooks and, if preloaded, its weights."""
         path = adapter.path if adapter.is_from_store else await self._resolved(adapter)
-        hooks = await self._load_code(adapter.name, path, adapter.options)
-        adapter = replace(adapter, path=path, hooks=hooks)
+        adapter = replace(adapter, path=path)
         try:
+            hooks = await self._load_code(adapter.name, path, adapter.options)
+            adapter = replace(adapter, hooks=hooks)
             return await self.load(adapter, replaced) if adapter.preload else adapter
         except BaseException:
-            hooks.forget()
+            await self.forget_files(adapter)
             raise
+
+    async def forget_files(self, adapter: Adapter) -> None:
+        """Forget the adapter's code, and drop what was fetched for it alone."""
+        adapter.hooks.forget()
+        if adapter.path and not adapter.is_from_store:
+            await asyncio.to_thread(self._release, adapter.src)
 
     async def load(self, adapter: Adapter, replaced: AdapterRef | None = None) -> Adapter:
         """Load the adapter under a new id, unless it is loaded; pin it if asked; return it.

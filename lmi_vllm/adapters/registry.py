@@ -2,8 +2,9 @@
 
 import asyncio
 import contextlib
+import itertools
 import logging
-from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -13,7 +14,9 @@ from lmi_vllm.adapters.loads import (
     AdapterLoads,
     KeyedLock,
     LoadCode,
+    Release,
     Resolve,
+    keep_copy,
     no_code,
     shielded,
 )
@@ -50,9 +53,10 @@ def no_hooks(_registry: "AdapterRegistry") -> AdapterHooks:
 class AdapterRegistry:
     """Adapters by name; one change of a name at a time, and one engine call at a time.
 
-    `AdapterLoads` loads them (`resolve`, `load_code`). A change that has begun is completed, even
-    if its client disconnects: half a change would leave weights that no call can remove. `hooks`
-    makes those of this registry. The engine has `slots` for adapters; 0 if that is not known.
+    `AdapterLoads` loads them (`resolve`, `load_code`, `release`). A change that has begun is
+    completed, even if its client disconnects: half a change would leave weights that no call can
+    remove. `hooks` makes those of this registry. The engine has `slots` for adapters; 0 if that is
+    not known.
     """
 
     def __init__(  # noqa: PLR0913 - one name for each thing that a start knows
@@ -64,6 +68,7 @@ class AdapterRegistry:
         reserved_names: Collection[str] = (),
         slots: int = 0,
         load_code: LoadCode = no_code,
+        release: Release = keep_copy,
         hooks: "MakeHooks" = no_hooks,
     ) -> None:
         self.is_enabled = is_enabled
@@ -72,7 +77,9 @@ class AdapterRegistry:
         self._slots = slots
         self._pins: set[str] = set()  # the names that are pinned, and some that were
         self._adapters: dict[str, Adapter] = {}
-        self._loads = AdapterLoads(engine, resolve, load_code)
+        self._numbers: dict[str, int] = {}
+        self._next_number = itertools.count(1)
+        self._loads = AdapterLoads(engine, resolve, load_code, release)
         self._names = KeyedLock()
         self._state_lock = asyncio.Lock()
         self.hooks = hooks(self)
@@ -82,6 +89,14 @@ class AdapterRegistry:
 
     def __contains__(self, name: object) -> bool:
         return name in self._adapters
+
+    def numbered(self) -> Mapping[int, Adapter]:
+        """Return the adapters in the order of registration, by numbers that no change alters."""
+        known = self._numbers
+        known |= {name: next(self._next_number) for name in self._adapters if name not in known}
+        self._numbers = {name: number for name, number in known.items() if name in self._adapters}
+        by_number = sorted((number, name) for name, number in self._numbers.items())
+        return {number: self._adapters[name] for number, name in by_number}
 
     def check_enabled(self) -> None:
         """Check that adapters may be managed.
@@ -252,7 +267,8 @@ class AdapterRegistry:
             self._put(name, await self._loads.prepare(adapter, current.ref))
         await self._publish(timeout_seconds)
         await self._loads.unload(current.ref, timeout_seconds)
-        current.hooks.forget()
+        if not is_new:
+            await self._loads.forget_files(current)
         await self._changed(name)
 
     @shielded
@@ -317,7 +333,7 @@ class AdapterRegistry:
                 self._adapters[name] = adapter
                 await self._publish()
                 raise
-            adapter.hooks.forget()
+            await self._loads.forget_files(adapter)
         await self._changed(name)
 
     async def move_to(self, engine: Engine) -> None:

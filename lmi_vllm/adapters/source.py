@@ -1,5 +1,6 @@
 """Resolves adapter sources: `src` of a call or a folder becomes a checked directory."""
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -7,8 +8,11 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from lmi_vllm.adapters.check import check_adapter, check_folder
+from lmi_vllm.adapters.copies import FetchedCopies
+from lmi_vllm.adapters.listing import adapter_files, adapter_folder
 from lmi_vllm.checks.adapter_config import CONFIG, PICKLED_WEIGHTS, WEIGHTS
 from lmi_vllm.checks.base_model import BaseModel
+from lmi_vllm.checks.chat_templates import own_chat_template
 from lmi_vllm.errors import (
     AdapterConflictError,
     AdapterMissingError,
@@ -16,19 +20,25 @@ from lmi_vllm.errors import (
     BadParameterError,
     DownloadError,
 )
+from lmi_vllm.masked_urls import mask_urls
 from lmi_vllm.sources.archives import is_archive, unpack
 from lmi_vllm.sources.base import Limits
 from lmi_vllm.sources.local import cache_directory, file_url_path, without_file_scheme
 from lmi_vllm.sources.table import Sources
 from lmi_vllm.sources.trusted_folders import untrusted_code_reason
 
+logger = logging.getLogger(__name__)
+
 HUB_SWITCH: Final = "LMI_ADAPTER_HUB"
 ROOTS: Final = "LMI_ADAPTER_ROOTS"
-CUSTOM_CODE: Final = "LMI_CUSTOM_CODE"
 CODE_FILE: Final = "model.py"
+CUSTOM_CODE: Final = "LMI_CUSTOM_CODE"
 MAX_SIZE: Final = "LMI_ADAPTER_MAX_SIZE"
 MAX_FILES: Final = 10_000
 _SHOWN_CHARACTERS: Final = 200
+_MACS: Final = "__MACOSX"  # a folder in archives that macOS makes
+_NO_ADAPTERS: Final = frozenset({"lost+found", _MACS, "__pycache__"})  # folders beside adapters
+_OTHER_ARCHIVES: Final = (".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst", ".7z", ".rar", ".gz")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,17 +63,51 @@ class AdapterSources:
     base: BaseModel = field(default_factory=BaseModel)
     model_directory: Path | None = None
     own: frozenset[str] = frozenset()  # adapters of the model directory are always allowed
+    chat_template: str = ""  # that chats are rendered with
+    copies: FetchedCopies | None = None  # what is fetched stays without it
 
     def resolve(self, src: str) -> str:
         """Return the local directory of a source, once it is fetched and checked.
+
+        What was fetched for it stays until it is released as often as it was resolved.
 
         Raises:
             AdapterConflictError: a URL scheme that is never fetched.
             AdapterRefusedError: it is not allowed, missing, cannot be fetched, or not an adapter.
             BadParameterError: secure mode forbids what it brings.
         """
+        key = self._copied_from(src)
+        if key is None or self.copies is None:
+            return self.checked(*self._located(src))
+        self.copies.hold(key)
+        try:
+            located = self._located(src)
+            self.copies.found(key, located[0])
+            return self.checked(*located)
+        except BaseException:
+            self.copies.release(key)
+            raise
+
+    def release(self, src: str) -> None:
+        """Drop what was fetched for an adapter of this source, unless another one uses it."""
+        key = self._copied_from(src)
+        if key is not None and self.copies is not None:
+            self.copies.release(key)
+
+    def _located(self, src: str) -> tuple[Path, str, Path | None]:
         folder, local = self._locate(src)
-        return self.checked(folder, src, local)
+        return folder, src, local
+
+    def _copied_from(self, src: str) -> str | None:
+        """Return what a copy is fetched or unpacked from; None where files are used in place."""
+        try:
+            named = file_url_path(src)
+        except ValueError:
+            return None
+        if named is None and self.sources.is_store(src):
+            return src.strip()
+        path = (named or Path(src)).absolute()
+        return str(path) if is_archive(path.name) else None
 
     def checked(self, folder: Path, src: str, local: Path | None = None) -> str:
         """Return the directory of the adapter in `folder`, once it is checked.
@@ -76,10 +120,11 @@ class AdapterSources:
         """
         check_folder(folder, src)
         self._check_security(folder, src)
-        folder = self._confined(_adapter_folder(folder), src, local)
+        folder = self._confined(_adapter_folder(folder, src), src, local)
         self._check_size(folder, src)
         check_adapter(folder, src, self.base)
         self._check_code(folder, src, local)
+        self._warn_of_chat_template(folder, src)
         return str(folder)
 
     def _locate(self, src: str) -> tuple[Path, Path | None]:
@@ -111,7 +156,9 @@ class AdapterSources:
 
     def _fetched(self, src: str) -> Path:
         try:
-            return self.sources.fetch_model(src, environ=self.environ, limits=self.limits)
+            return self.sources.fetch_model(
+                src, environ=self.environ, limits=self.limits, select=adapter_files
+            )
         except DownloadError as error:
             raise AdapterRefusedError(error.text) from error
 
@@ -145,7 +192,14 @@ class AdapterSources:
 
     def _unpacked(self, path: Path, src: str) -> Path:
         """Return the folder of an archive's content; other paths unchanged."""
-        if not (path.is_file() and is_archive(path.name)):
+        if not path.is_file():
+            return path
+        if not is_archive(path.name) and path.name.lower().endswith(_OTHER_ARCHIVES):
+            raise AdapterRefusedError(
+                f"{src} is an archive of a kind that is not unpacked: .tar.gz, .tgz, .tar and .zip "
+                "are"
+            )
+        if not is_archive(path.name):
             return path
         try:
             return unpack(path, self.environ, src, kind="adapter", limits=self.limits)
@@ -193,6 +247,19 @@ class AdapterSources:
             )
         self._check_owner(src, local, folder)
 
+    def _warn_of_chat_template(self, folder: Path, src: str) -> None:
+        """Warn of a chat template that chats with this adapter are not rendered with."""
+        name, template = own_chat_template(folder)
+        if template and template != self.chat_template.strip():
+            other = "differs from the served one" if self.chat_template else "is not used"
+            logger.warning(
+                "%s: the adapter's own chat template (%s) %s: chats with every adapter are "
+                "rendered with the model's, or with option.chat_template",
+                mask_urls(src),
+                name,
+                other,
+            )
+
     def _check_owner(self, src: str, *places: Path) -> None:
         """Check that no other user can have written the code."""
         for place in places:
@@ -216,7 +283,7 @@ def local_adapters(directory: Path | None, folder: str) -> dict[str, Path]:
     return {
         child.name: child.absolute()
         for child in sorted(root.iterdir())
-        if child.is_dir() and not child.name.startswith(".")
+        if child.is_dir() and not child.name.startswith(".") and child.name not in _NO_ADAPTERS
     }
 
 
@@ -240,11 +307,19 @@ def _exists(path: Path, src: str) -> bool:
     return True
 
 
-def _adapter_folder(folder: Path) -> Path:
-    """Return the folder, or the only folder in it: an archive often contains one folder."""
+def _adapter_folder(folder: Path, src: str) -> Path:
+    """Return the folder, or the only one below it with an adapter: archives often contain folders.
+
+    Raises:
+        AdapterRefusedError: there are several.
+    """
     if (folder / CONFIG).exists() or not folder.is_dir():
         return folder
-    inside = [child for child in folder.iterdir() if not child.name.startswith(".")]
-    if len(inside) == 1 and (inside[0] / CONFIG).is_file():
-        return inside[0]
-    return folder
+    found = [*folder.glob(f"[!.]*/{CONFIG}"), *folder.glob(f"[!.]*/[!.]*/{CONFIG}")]
+    names = [str(path.relative_to(folder)) for path in found if _MACS not in path.parts]
+    if not names:
+        return folder
+    try:
+        return folder / adapter_folder(names, src)
+    except DownloadError as error:
+        raise AdapterRefusedError(error.text) from error

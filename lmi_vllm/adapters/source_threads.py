@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from lmi_vllm.errors import AdapterRefusedError
@@ -41,10 +42,16 @@ class _Place:
 
 
 class SourceThreads:
-    """Calls `resolve` of sources; they end with this object."""
+    """Calls `resolve` of sources; they end with this object.
 
-    def __init__(self, resolve: Callable[[str], str]) -> None:
+    A source that is resolved too late is given to `release`.
+    """
+
+    def __init__(
+        self, resolve: Callable[[str], str], release: Callable[[str], None] = lambda _: None
+    ) -> None:
         self._resolve = resolve
+        self._release = release
         self._places: dict[str, _Place] = {}
 
     async def resolve(self, src: str) -> str:
@@ -66,13 +73,18 @@ class SourceThreads:
         call.add_done_callback(place.calls.discard)
         try:
             return await asyncio.wait_for(asyncio.wrap_future(call), RESOLVE_SECONDS)
-        except TimeoutError:
+        except (TimeoutError, asyncio.CancelledError):
+            call.add_done_callback(partial(self._release_late, src))
             if call.running():  # it keeps its thread: other sources use the remaining ones
                 place.hanging.add(call)
                 call.add_done_callback(place.hanging.discard)
                 if place.threads is threads:
                     place.threads = _new_threads()
             raise
+
+    def _release_late(self, src: str, call: Future[str]) -> None:
+        if not call.cancelled() and call.exception() is None:
+            self._release(src)
 
     def _place(self, name: str) -> _Place:
         for known, place in tuple(self._places.items()):

@@ -8,7 +8,7 @@ Weights are read in blocks, without torch.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -35,6 +35,8 @@ _B: Final = "lora_B"
 _BASE_LAYER: Final = "base_layer"
 _HEADS: Final = ("score", "classifier")  # of classification, which vLLM takes whole
 _TOKENS: Final = "trainable_tokens_"
+_EMBEDDINGS: Final = ("embed_tokens", "wte", "word_embeddings", "embed_in", "tok_embeddings")
+_HEAD_NAMES: Final = ("lm_head", "embed_out")
 _PARTS: Final = frozenset({_A, _B})
 _MATRIX: Final = 2
 Limit = Callable[[str], float]
@@ -134,18 +136,23 @@ def _whole(name: str) -> str:
 
 def check_base_layers(
     path: Path, tensors: Mapping[str, Tensor], base: Mapping[str, tuple[Path, Tensor]], shown: str
-) -> None:
+) -> Sequence[str]:
     """Check that the base's weights in an adapter are those of the served model, by samples.
 
-    PEFT saves them beside adapters of embeddings and heads. vLLM reads none of them.
+    PEFT saves them beside adapters of embeddings and heads. vLLM reads none of them. Returned are
+    the modules whose weights are not in the model's files, so that they could not be compared.
 
     Raises:
         AdapterRefusedError: they are of another model, or of a vocabulary that was resized.
         OSError: a file cannot be read.
     """
+    unknown = []
     for name, tensor in tensors.items():
         module, part = module_of(name)
-        if part != _BASE_LAYER or (place := base.get(module)) is None:
+        if part != _BASE_LAYER:
+            continue
+        if (place := base.get(module) or _tied(module, base)) is None:
+            unknown.append(module)
             continue
         if tensor.shape != place[1].shape:
             found, served = (" x ".join(map(str, one.shape)) for one in (tensor, place[1]))
@@ -158,6 +165,15 @@ def check_base_layers(
                 f"{shown} belongs to another base model: the base's weight of {module} in it is "
                 "not that of the model served"
             )
+    return unknown
+
+
+def _tied(module: str, base: Mapping[str, tuple[Path, Tensor]]) -> tuple[Path, Tensor] | None:
+    """Return the weight that a head shares with the embedding, or the reverse: one is stored."""
+    last = module.rpartition(".")[2]
+    others = _HEAD_NAMES if last in _EMBEDDINGS else _EMBEDDINGS if last in _HEAD_NAMES else ()
+    found = [place for name, place in base.items() if name.rpartition(".")[2] in others]
+    return found[0] if len(found) == 1 else None
 
 
 def _is_same(path: Path, tensor: Tensor, base_path: Path, base: Tensor) -> bool:

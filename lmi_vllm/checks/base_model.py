@@ -21,12 +21,14 @@ class BaseModel:
     """The served model's names, and the shapes of its weights; adapters are compared with them.
 
     `shapes` and `weights` are by module name, without ".weight"; empty if they are not known.
+    `stored` are the weights whose numbers are in the files, of a quantized model, too.
     """
 
     names: tuple[str, ...] = ()
     shapes: Mapping[str, Shape] = field(default_factory=dict)
     max_lora_rank: int = 16
     weights: Mapping[str, tuple[Path, Tensor]] = field(default_factory=dict)
+    stored: Mapping[str, tuple[Path, Tensor]] = field(default_factory=dict)
 
     def limit(self, module: str) -> float:
         """Return the largest size of an adapter's product for this module."""
@@ -47,7 +49,7 @@ def describe_base(model: Path, names: tuple[str, ...], max_lora_rank: int) -> Ba
     except (DamagedFileError, OSError) as error:
         logger.debug("no shapes of %s: %s", model, error)
         tensors = {}
-    weights = {
+    weights = stored = {
         name.removesuffix(".weight"): place
         for name, place in tensors.items()
         if name.endswith(".weight")
@@ -57,4 +59,4 @@ def describe_base(model: Path, names: tuple[str, ...], max_lora_rank: int) -> Ba
     if any(name.endswith(_QUANTISED) for name in tensors):
         weights = {}  # stored tensors have other shapes or values than the layers
     shapes = {name: tensor.shape for name, (_, tensor) in weights.items()}
-    return BaseModel(names, shapes, max_lora_rank, weights)
+    return BaseModel(names, shapes, max_lora_rank, weights, stored)

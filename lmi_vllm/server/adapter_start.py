@@ -9,11 +9,13 @@ from functools import partial
 from pathlib import Path
 
 from lmi_vllm.adapters.adapter import Adapter
+from lmi_vllm.adapters.copies import FetchedCopies
 from lmi_vllm.adapters.hooks import AdapterHooks
 from lmi_vllm.adapters.loads import LoadCode
 from lmi_vllm.adapters.registry import AdapterRegistry, no_hooks
 from lmi_vllm.adapters.source import AdapterPolicy, AdapterSources, local_adapters
 from lmi_vllm.checks.base_model import describe_base
+from lmi_vllm.checks.chat_templates import own_chat_template
 from lmi_vllm.checks.secure_mode import SecurityChecks
 from lmi_vllm.config.secrets import mask_urls
 from lmi_vllm.config.settings import Settings
@@ -21,7 +23,7 @@ from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import AdapterCapacityError, EngineMemoryError, LmiError, ModelSourceError
 from lmi_vllm.messages import ModelArtifacts
 from lmi_vllm.server.model_files import ReadyFiles
-from lmi_vllm.sources.local import is_directory
+from lmi_vllm.sources.local import is_directory, is_file
 from lmi_vllm.translate.configuration import Configuration
 
 logger = logging.getLogger(__name__)
@@ -61,6 +63,7 @@ async def load_adapters(
         reserved_names=profile.served_names,
         slots=profile.adapter_slots,
         load_code=load_code,
+        release=sources.release,
         hooks=(lambda registry: hooks(registry, sources)) if profile.enable_lora else no_hooks,
     )
     if not profile.enable_lora:
@@ -108,7 +111,24 @@ def _sources(
     base = describe_base(Path(model.model), (model.reference, model.model, model.name), rank)
     own = frozenset(map(str, local.values()))
     known = {**environ, **settings.environment_exports}
-    return AdapterSources(configuration.sources, known, policy, base, model.directory, own)
+    return AdapterSources(
+        configuration.sources,
+        known,
+        policy,
+        base,
+        model.directory,
+        own,
+        _served_chat_template(ready),
+        FetchedCopies(known),
+    )
+
+
+def _served_chat_template(ready: ReadyFiles) -> str:
+    """Return what `option.chat_template` says or names, else the model's own template."""
+    named = ready.translation.profile.chat_template
+    if named is None:
+        return own_chat_template(Path(ready.model.model))[1]
+    return Path(named).read_text(encoding="utf-8") if is_file(named) else named
 
 
 def _warn_of_hidden(

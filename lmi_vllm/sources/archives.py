@@ -1,4 +1,4 @@
-"""Archives of models and adapters: `.tar.gz`, `.tgz`, `.zip` and LMI's `.mar`.
+"""Archives of models and adapters: `.tar.gz`, `.tgz`, `.tar`, `.zip` and LMI's `.mar`.
 
 A local archive is unpacked into the cache, under a name made from its path, size and time, so a
 changed archive is unpacked again.
@@ -14,7 +14,7 @@ from lmi_vllm.sources.base import Limits
 from lmi_vllm.sources.extract import ZIP_SUFFIXES, extract_archive
 from lmi_vllm.sources.local import cache_directory
 
-TAR_SUFFIXES: Final = (".tar.gz", ".tgz")
+TAR_SUFFIXES: Final = (".tar.gz", ".tgz", ".tar")
 
 
 def is_archive(name: str) -> bool:

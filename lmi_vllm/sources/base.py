@@ -1,6 +1,6 @@
 """The protocols of a source and of an object store, their errors, and how far a download is."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -79,6 +79,8 @@ class Limits:
         return f" ({self.setting})" if self.setting else ""
 
 
+# The files below a reference with their sizes, and its name in errors: the names to fetch.
+SelectFiles = Callable[[Mapping[str, int], str], Collection[str]]
 # An archive, its destination, its name in errors, bounds: name and size of each file.
 Extract = Callable[[Path, Path, str, Limits | None], Mapping[str, int]]
 
@@ -96,6 +98,7 @@ class FetchRequest:
     destination: Path | None = None  # instead of a cache
     on_progress: ProgressSink = ignore_progress
     limits: Limits | None = None  # of the fetched files, and of the files of an archive
+    select: SelectFiles | None = None  # of an adapter; it may refuse, before anything is fetched
 
 
 @dataclass(frozen=True, slots=True)

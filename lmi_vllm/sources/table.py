@@ -9,6 +9,7 @@ from lmi_vllm.sources.base import (
     Limits,
     ProgressSink,
     Repositories,
+    SelectFiles,
     Source,
     Store,
     ignore_progress,
@@ -50,13 +51,14 @@ class Sources:
         destination: Path | None = None,
         on_progress: ProgressSink = ignore_progress,
         limits: Limits | None = None,
+        select: SelectFiles | None = None,
     ) -> Path:
         """A local directory with the model or adapter `reference`. Blocks while it fetches.
 
         `revision`, `ignore_patterns` and `download_dir` (the hub's cache directory) apply to hub
         ids only, and so do the rules for files that are left out. `destination` gets plain files
         instead of a cache, by the same rules. It is renamed when complete, and unchanged while the
-        source is.
+        source is. With `select` only those files are fetched, of any source.
 
         Raises:
             DownloadError: the text names the source, the reason and what to do.
@@ -65,7 +67,7 @@ class Sources:
             destination = destination.expanduser().absolute()
         request = FetchRequest(
             reference.strip(), environ, revision, load_format, ignore_patterns, download_dir,
-            destination, on_progress, limits,
+            destination, on_progress, limits, select,
         )  # fmt: skip
         return self.source_of(request.reference).fetch(request)
 

@@ -110,7 +110,7 @@ def _make_harmless(copy: Path, shown: str, base: BaseModel, names: Mapping[str, 
     modules = {module_of(name)[0] for name in tensors}
     check_parts(tensors, scales, shown)
     check_values(copy / WEIGHTS, tensors, scales, shown, base.limit)
-    check_base_layers(copy / WEIGHTS, tensors, base.weights, shown)
+    check_base_layers(copy / WEIGHTS, tensors, base.stored, shown)
     (copy / CONFIG).write_text(json.dumps(engine_config(config, scales, modules, shown)))
 
 

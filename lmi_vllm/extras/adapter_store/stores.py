@@ -1,14 +1,15 @@
 """The kinds of adapter stores: one folder for each adapter's name. Every call may block."""
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
+from lmi_vllm.adapters.listing import adapter_files
 from lmi_vllm.adapters.source import AdapterSources
 from lmi_vllm.checks.adapter_config import CONFIG
-from lmi_vllm.errors import DownloadError, MissingRepositoryError
+from lmi_vllm.errors import AdapterRefusedError, DownloadError, MissingRepositoryError
 from lmi_vllm.extras.adapter_store.settings import HUB_PREFIX
 from lmi_vllm.extras.transfer import read_manifest
 from lmi_vllm.sources.base import FetchRequest, ObjectStore
@@ -32,7 +33,11 @@ class AdapterStore(Protocol):
     """Finds and fetches adapters; both methods raise what an `ObjectStore` raises."""
 
     def look_up(self, name: str) -> StoredAdapter | None:
-        """Return the adapter of that name; None where there is none."""
+        """Return the adapter of that name; None where there is none.
+
+        Raises:
+            AdapterRefusedError: there is a part of one.
+        """
 
     def fetch(self, found: StoredAdapter, target: Path) -> str:
         """Return the directory with its files, after the checks that every adapter passes.
@@ -55,6 +60,7 @@ class _Remote:
             environ=self.sources.environ,
             destination=target,
             limits=self.sources.limits,
+            select=adapter_files,
         )
         return self.sources.checked(target, found.name)
 
@@ -71,6 +77,8 @@ class ObjectFolders(_Remote):
         objects = tuple(folder.list_objects(limits.files))
         if not any(stored.name == CONFIG for stored in objects):
             return None
+        chosen = _adapter_files({stored.name: stored.size for stored in objects}, name)
+        objects = tuple(stored for stored in objects if stored.name in chosen)
         total = sum(stored.size for stored in objects)
         version = _digest((stored.name, stored.size, stored.etag) for stored in objects)
         return StoredAdapter(name, folder.listed_url, version, len(objects), total)
@@ -102,7 +110,9 @@ class HubRepositories(_Remote):
         sizes = files.sizes
         if CONFIG not in sizes or not files.commit:
             return None
-        return StoredAdapter(name, repository, files.commit, len(sizes), sum(sizes.values()))
+        chosen = _adapter_files(sizes, name)
+        total = sum(sizes[one] for one in chosen)
+        return StoredAdapter(name, repository, files.commit, len(chosen), total)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +155,13 @@ def open_adapter_store(
         known = " or ".join(one.examples[0] for one in sources.sources.stores)
         raise DownloadError(f"option.adapter_store={location}: expected {known}, hf:// or a folder")
     return ObjectFolders(sources, store.make_store(url, environ))
+
+
+def _adapter_files(sizes: Mapping[str, int], name: str) -> Collection[str]:
+    try:
+        return adapter_files(sizes, name)
+    except DownloadError as error:  # of the adapter, not of the store
+        raise AdapterRefusedError(error.text) from error
 
 
 def _digest(files: Iterable[Sequence[object]]) -> str:

@@ -63,6 +63,10 @@ def fetch_from_hub(source: HubRepository, request: FetchRequest) -> Path:
     """
 
     def select(names: Iterable[str]) -> FileSelection:
+        if request.select is not None:
+            sizes = names if isinstance(names, Mapping) else dict.fromkeys(names, 0)
+            files = tuple(request.select(sizes, source.label))
+            return FileSelection(files, files)
         return select_files(names, request.load_format, request.ignore_patterns)
 
     if source.is_offline:
@@ -129,7 +133,7 @@ def _listing_or_copy(
 def _list_files(source: HubRepository, select: _Select, load_format: str | None) -> _Listing:
     info = model_info(source, with_files=True)
     siblings = {sibling.rfilename: sibling for sibling in info.siblings or ()}
-    selection = select(siblings)
+    selection = select({name: sibling.size or 0 for name, sibling in siblings.items()})
     if needs_weights(load_format) and not selection.has_weights:
         raise _no_weights(source, siblings, load_format)
     chosen = [siblings[name] for name in selection.files]

@@ -29,8 +29,9 @@ def _add(app: web.Application) -> None:
         return
     for prefix in ("/adapters", "/models/{model}/adapters"):
         app.router.add_route("*", prefix, adapters)
-        app.router.add_route("*", prefix + "/{name}", one_adapter)
-        app.router.add_route("*", prefix + "/{name}/{action}", adapter_action)
+        # Without a pattern aiohttp finds no names with braces.
+        app.router.add_route("*", prefix + "/{name:[^/]+}", one_adapter)
+        app.router.add_route("*", prefix + "/{name:[^/]+}/{action}", adapter_action)
 
 
 GROUP: Final = RouteGroup(_add)
@@ -42,7 +43,9 @@ async def adapters(request: web.Request) -> web.Response:
     check_method(request, (*READ_METHODS, "POST"))
     registry = adapter_registry(request)
     if request.method in READ_METHODS:
-        return page_answer("adapters", [_shown(item) for item in registry], request.query)
+        listed = registry.numbered()
+        shown = [_shown(item) for item in listed.values()]
+        return page_answer("adapters", shown, request.query, list(listed))
     given = _with_flags(await given_arguments(request, ADAPTER_FIELDS))
     for name in ("name", "src"):
         if not given.get(name):

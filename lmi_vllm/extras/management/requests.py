@@ -1,15 +1,14 @@
 """What the calls of the management API share: their arguments, and lists a page at a time."""
 
+from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import orjson
 from aiohttp import web
 
 from lmi_vllm.errors import BadParameterError
 from lmi_vllm.web.inference_routes import json_answer, read_body
-
-Item = TypeVar("Item")
 
 PAGE_SIZE: Final = 100
 
@@ -39,25 +38,38 @@ async def given_arguments(request: web.Request, names: Collection[str]) -> Mappi
     return {**fields, **query}
 
 
-def page_answer(name: str, items: Sequence[Item], query: Mapping[str, str]) -> web.Response:
-    """Answer with one page of a list, and with the token of the next one if there is one."""
-    shown, token = _page_of(items, query)
-    page: dict[str, object] = {name: shown}
+def page_answer(
+    name: str,
+    items: Sequence[object],
+    query: Mapping[str, str],
+    numbers: Sequence[int] | None = None,
+) -> web.Response:
+    """Answer with one page of a list, and with the token of the next one if there is one.
+
+    `numbers` are those of the items, in rising order, and stay while other items come and go.
+    """
+    numbers = range(1, len(items) + 1) if numbers is None else numbers
+    first, end, token = _page_of(numbers, query)
+    page: dict[str, object] = {name: items[first:end]}
     return json_answer(page if token is None else {**page, "nextPageToken": token})
 
 
-def _page_of(items: Sequence[Item], query: Mapping[str, str]) -> tuple[Sequence[Item], str | None]:
-    """Return the page that `limit` and `next_page_token` name, and the next one's token.
+def _page_of(numbers: Sequence[int], query: Mapping[str, str]) -> tuple[int, int, str | None]:
+    """Return the bounds of the page that `limit` and `next_page_token` name, and the next token.
+
+    A token is the number of the last item before the page.
 
     Raises:
         BadParameterError: they are no numbers.
     """
     try:
         limit = int(query.get("limit", PAGE_SIZE))
-        offset = max(0, int(query.get("next_page_token", 0)))
+        before = max(0, int(query.get("next_page_token", 0)))
     except ValueError:
         raise BadParameterError("limit and next_page_token must be whole numbers") from None
     if not 0 <= limit <= PAGE_SIZE:
         limit = PAGE_SIZE
-    end = offset + limit
-    return items[offset:end], str(end) if end < len(items) else None
+    first = bisect_right(numbers, before)
+    end = min(first + limit, len(numbers))
+    last = numbers[end - 1] if end > first else before
+    return first, end, str(last) if end < len(numbers) else None

@@ -72,8 +72,8 @@ class StoreSource:
         """
         store = self.make_store(request.reference, request.environ)
         with_weights = request.load_format not in _WITHOUT_WEIGHTS or is_archive(store.url)
-        cached = cache_directory(store.url if with_weights else f"{store.url}#small",
-                                 request.environ)  # fmt: skip
+        part = "#adapter" if request.select else "" if with_weights else "#small"
+        cached = cache_directory(store.url + part, request.environ)
         target = request.destination or cached
         try:
             with file_lock(target.with_name(f"{target.name}.lock"), store.url):
@@ -108,7 +108,7 @@ class StoreSource:
 
 def _update(store: ObjectStore, target: Path, request: FetchRequest, *, with_weights: bool) -> None:
     try:
-        objects = _listed(store, request.limits, with_weights=with_weights)
+        objects = _listed(store, request, with_weights=with_weights)
     except _UNAVAILABLE as error:
         manifest = read_manifest(target)
         if not target.is_dir() or (manifest is not None and not manifest.is_on_disk(target)):
@@ -124,15 +124,19 @@ def _update(store: ObjectStore, target: Path, request: FetchRequest, *, with_wei
 
 
 def _listed(
-    store: ObjectStore, limits: Limits | None, *, with_weights: bool
+    store: ObjectStore, request: FetchRequest, *, with_weights: bool
 ) -> tuple[StoredObject, ...]:
+    limits = request.limits
     objects = store.list_objects(limits.files if limits else None)
+    if objects and request.select is not None:
+        chosen = request.select({stored.name: stored.size for stored in objects}, store.url)
+        objects = [stored for stored in objects if stored.name in chosen]
     if limits is not None:
         limits.check(store.url, len(objects), sum(stored.size for stored in objects))
     if not objects:
         raise DownloadError(
             f"{store.url} holds no objects: check the prefix ({store.listed_url}); a single file "
-            "must be a .tar.gz, .tgz or .zip"
+            "must be a .tar.gz, .tgz, .tar or .zip"
         )
     return tuple(stored for stored in objects if with_weights or not is_weight_file(stored.name))
 

@@ -5,6 +5,7 @@ import struct
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -100,11 +101,10 @@ def test_what_is_no_factor_is_refused_by_its_cause(
         copy_for_engine(adapter, tmp_path / "copy", base, 1 << 24, convert_pickle)
 
 
-def embedding(folder: Path, change: Callable[[Any], Any]) -> Path:
+def embedding(folder: Path, change: Callable[[Any], Any], name: str = "model.embed_tokens") -> Path:
     """Write an adapter with the base's embedding, as PEFT saves it beside one of the embedding."""
     numpy = pytest.importorskip("safetensors.numpy")
-    name = "model.embed_tokens"
-    table = numpy.load_file(DEMO_MODEL_DIR / "model.safetensors")[f"{name}.weight"]
+    table = numpy.load_file(DEMO_MODEL_DIR / "model.safetensors")["model.embed_tokens.weight"]
     tensors = numpy.load_file(copy_adapter(folder) / WEIGHTS)
     tensors[f"base_model.model.{name}.base_layer.weight"] = change(table)
     numpy.save_file(tensors, folder / WEIGHTS)
@@ -131,6 +131,32 @@ def test_weight_of_the_base_in_an_adapter_is_compared(
         check_adapter(adapter, "adapter", base)
     with refused:
         copy_for_engine(adapter, tmp_path / "copy", base, 1 << 24, convert_pickle)
+
+
+@pytest.mark.parametrize("change", [lambda table: table, lambda table: -table])
+@pytest.mark.parametrize("kind", ["tied head", "quantized layers"])
+def test_base_weight_is_compared_where_the_files_have_it(
+    base: BaseModel, tmp_path: Path, kind: str, change: Callable[[Any], Any]
+) -> None:
+    """A head that shares the embedding's weight; the embedding of a model with quantized layers."""
+    name = "lm_head" if kind == "tied head" else "model.embed_tokens"
+    adapter = embedding(tmp_path / "adapter", change, name)
+    table = base.stored["model.embed_tokens"]
+    served = replace(base, stored={"model.embed_tokens": table})
+    if kind == "quantized layers":
+        served = replace(served, shapes={}, weights={})
+    is_other = change(1) == -1
+    refused = pytest.raises(AdapterRefusedError, match="not that of") if is_other else nullcontext()
+    with refused:
+        check_adapter(adapter, "adapter", served)
+
+
+def test_base_weight_that_cannot_be_compared_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The model's weights are streamed from a store, and are not on this machine."""
+    check_adapter(embedding(tmp_path / "adapter", lambda table: table), "fr", BaseModel())
+    assert "fr holds the base's weight of model.embed_tokens" in caplog.text
 
 
 def write_long_header(path: Path) -> None:

@@ -1,5 +1,6 @@
 """Where an adapter may come from, and what is refused on the way."""
 
+import json
 import os
 from pathlib import Path
 
@@ -205,3 +206,30 @@ def test_links_within_the_roots_are_followed(tmp_path: Path) -> None:
     (tmp_path / "roots").symlink_to(tmp_path / "allowed")
     found = resolve(tmp_path / "roots" / "link", LMI_ADAPTER_ROOTS=str(tmp_path / "roots"))
     assert Path(found) == inside.resolve()
+
+
+def test_folders_of_file_systems_are_no_adapters(tmp_path: Path) -> None:
+    """A volume has `lost+found`, an archive of macOS `__MACOSX`; a start must not end for them."""
+    for name in ("fr", "lost+found", "__MACOSX", "__pycache__", ".hidden"):
+        (tmp_path / "adapters" / name).mkdir(parents=True)
+    assert list(local_adapters(tmp_path, "adapters")) == ["fr"]
+
+
+@pytest.mark.parametrize("file", ["chat_template.jinja", "tokenizer_config.json"])
+@pytest.mark.parametrize("served", ["", "{{ a }}", "{{ b }}\n"])
+def test_chat_template_of_an_adapter_is_named_if_it_differs(
+    adapter: Path, caplog: pytest.LogCaptureFixture, file: str, served: str
+) -> None:
+    """Chats with an adapter are rendered with the model's template: training saw another one."""
+    text = "{{ b }}" if file.endswith("jinja") else json.dumps({"chat_template": "{{ b }}"})
+    (adapter / file).write_text(text)
+    AdapterSources({}, chat_template=served).resolve(str(adapter))
+    assert (f"own chat template ({file})" in caplog.text) == (served.strip() != "{{ b }}")
+
+
+def test_several_adapters_in_a_folder_are_named(adapter: Path, tmp_path: Path) -> None:
+    """A folder of a training run has one for each checkpoint."""
+    for name in ("checkpoint-1", "checkpoint-2"):
+        copy_adapter(tmp_path / "run" / name, adapter)
+    with pytest.raises(AdapterRefusedError, match=r"checkpoint-1/, checkpoint-2/; name one"):
+        resolve(tmp_path / "run")

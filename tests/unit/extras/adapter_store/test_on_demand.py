@@ -22,7 +22,7 @@ from lmi_vllm.extras.adapter_store.negative_cache import (
 )
 from lmi_vllm.extras.scripted.engine import ScriptedEngine
 from lmi_vllm.sources.table import Sources
-from tests.support.adapter_files import CAPITALS, WEIGHTS, copy_adapter
+from tests.support.adapter_files import CAPITALS, CONFIG, WEIGHTS, copy_adapter
 from tests.support.hub_server import Repository, hub_server
 from tests.support.s3_server import Refusal
 from tests.unit.extras.adapter_store.conftest import FILES, PLACE, REFRESH, SIZE, Bench
@@ -152,12 +152,12 @@ async def test_code_of_a_fetched_adapter_is_refused(bench: Bench) -> None:
 async def test_adapter_above_the_size_limit_is_not_fetched_and_evicts_none(bench: Bench) -> None:
     """Its size is known from the listing."""
     bench.put("small")
-    bench.put("large", extra=bytes(2 * SIZE))
+    bench.put("large", **{WEIGHTS: bytes(2 * SIZE)})
     bench.open(max_bytes=2 * SIZE)
     await use(bench, "small")
     with pytest.raises(RequestError, match=r"option\.adapter_store_cache_gb"):
         await use(bench, "large")
-    assert "adapters/large/extra" not in bench.s3.objects_sent
+    assert f"adapters/large/{WEIGHTS}" not in bench.s3.objects_sent
     assert "small" in bench.registry
 
 
@@ -616,3 +616,25 @@ async def test_hub_adapter_is_fetched_at_the_commit_that_was_looked_up(
         bench.time += REFRESH
         assert await use(bench, "fr") > load
         assert weights() == changed
+
+
+async def test_states_of_a_training_are_not_fetched(bench: Bench) -> None:
+    """They do not count as the adapter's size, and a change of theirs is none of the adapter."""
+    bench.put("fr", **{"optimizer.pt": bytes(4 * SIZE)})
+    bench.open(max_bytes=2 * SIZE)
+    await use(bench, "fr")
+    bench.put("fr", **{"optimizer.pt": bytes(5 * SIZE)})
+    loaded = bench.loads("fr")
+    bench.time += REFRESH
+    await use(bench, "fr")
+    assert bench.loads("fr") == loaded
+    assert "adapters/fr/optimizer.pt" not in bench.s3.objects_sent
+
+
+async def test_adapter_without_weights_is_refused_by_its_reason(bench: Bench) -> None:
+    """Someone uploads it; the store itself has not failed."""
+    bench.s3.put({f"adapters/fr/{CONFIG}": b"{}"})
+    bench.open()
+    with pytest.raises(RequestError, match="its weights are missing"):
+        await use(bench, "fr")
+    assert not bench.s3.objects_sent

@@ -35,3 +35,23 @@ def test_hub_id_is_fetched_where_allowed(tmp_path: Path) -> None:
         assert set(FILES) <= names_in(sources.resolve("acme/french"))
         with pytest.raises(AdapterRefusedError, match="acme/none"):
             sources.resolve("acme/none")
+
+
+def test_only_the_adapter_is_fetched_from_the_hub(tmp_path: Path) -> None:
+    """States of the training are not; a repository without an adapter is refused by its listing."""
+    states = {"optimizer.pt": bytes(1 << 20), "checkpoint-1/adapter_model.safetensors": b"x"}
+    model = {"config.json": b"{}", "model.safetensors": b"x"}
+    repositories = {
+        "acme__french": Repository({**FILES, **states}),
+        "acme__model": Repository(model),
+    }
+    with hub_server(**repositories) as hub:
+        environ = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path)}
+        sources = AdapterSources(environ, AdapterPolicy(hub=True, max_bytes=1 << 20))
+        assert names_in(sources.resolve("acme/french")) == {
+            "adapter_config.json",
+            "adapter_model.safetensors",
+        }
+        with pytest.raises(AdapterRefusedError, match=r"acme/model has no adapter_config\.json"):
+            sources.resolve("acme/model")
+    assert not list(tmp_path.rglob("model.safetensors"))

@@ -2,9 +2,11 @@
 
 import asyncio
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from aiohttp.test_utils import TestClient
+from yarl import URL
 
 from lmi_vllm.errors import AdapterCapacityError
 from lmi_vllm.extras.scripted.engine import ScriptedEngine
@@ -323,3 +325,42 @@ async def test_sources_are_shown_without_their_secrets(lora: TestClient) -> None
     ]
     assert "s3cret" not in str(answers)
     assert "https://***@h/a?X-Amz-Signature=***" in str(answers)
+
+
+@pytest.mark.parametrize("prefix", ["/adapters", "/models/demo/adapters"])
+@pytest.mark.parametrize(
+    "name",
+    ["{json}", "a/b", "50%", "50%25", "a b", "a+b", "ü-é", "a?b#c", "update", "a%2Fb", "..x"],
+)
+async def test_each_name_that_is_registered_can_be_removed(
+    lora: TestClient, name: str, prefix: str
+) -> None:
+    """The path has it percent-encoded, whatever its characters."""
+    path = URL(f"{prefix}/{quote(name, safe='')}", encoded=True)
+    registered = await lora.post(prefix, params={"name": name, "src": "/a"})
+    assert registered.status == 200
+    assert (await (await lora.get(path)).json())["name"] == name
+    updated = await lora.post(URL(f"{path}/update?pin=true", encoded=True))
+    assert await updated.json() == {"status": f"Adapter {name} updated"}
+    answer = await lora.delete(path)
+    assert (answer.status, (await answer.json())["status"]) == (
+        200,
+        f"Adapter {name} unregistered",
+    )
+
+
+async def test_pages_lose_no_row_while_adapters_change(lora: TestClient) -> None:
+    """A token is a place that removals do not move; without changes it is the offset, as in LMI."""
+    for number in range(7):
+        await register(lora, f"a{number}")
+    first = await (await lora.get("/adapters?limit=3")).json()
+    assert first["nextPageToken"] == "3"
+    for name in ("a0", "a2", "a4"):
+        assert (await call(lora, "DELETE", f"/adapters/{name}"))[0] == 200
+    await register(lora, "new")
+    second = await (await lora.get("/adapters?limit=2&next_page_token=3")).json()
+    assert [one["name"] for one in second["adapters"]] == ["a3", "a5"]
+    token = second["nextPageToken"]
+    last = await (await lora.get(f"/adapters?limit=2&next_page_token={token}")).json()
+    assert [one["name"] for one in last["adapters"]] == ["a6", "new"]
+    assert "nextPageToken" not in last

@@ -30,6 +30,7 @@ def test_s3_prefix_and_archive_are_fetched(
     empty_store.put({f"fr/{name}": body for name, body in FILES.items()})
     empty_store.put({f"code/{name}": body for name, body in {**FILES, "model.py": b"#"}.items()})
     empty_store.put({"fr.tar.gz": tar_gz(FILES), "bad/adapter_config.json": b"{"})
+    empty_store.put({"bad/adapter_model.safetensors": b""})
     environ = {
         **empty_store.environ,
         "SERVING_DOWNLOAD_DIR": str(tmp_path / "cache"),

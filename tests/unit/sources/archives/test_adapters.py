@@ -1,5 +1,6 @@
 """Archives as adapters: unpacked once into the cache, bounded, and refused as folders are."""
 
+import gzip
 import io
 import tarfile
 from pathlib import Path
@@ -44,6 +45,27 @@ def test_archive_is_unpacked_once(adapter: Path, tmp_path: Path, arcname: str) -
     assert folder.startswith(cache)
     assert resolve(archive, SERVING_DOWNLOAD_DIR=cache) == folder
     assert not list(Path(cache).rglob(".unpacking-*"))
+
+
+@pytest.mark.parametrize("name", ["fr.tgz", "fr.tar", "FR.TAR.GZ", "fr.zip"])
+def test_archive_may_have_folders_beside_the_adapters(
+    adapter: Path, tmp_path: Path, name: str
+) -> None:
+    """MacOS adds a folder to archives; a training run has its logs."""
+    files = {f"run/fr/{file.name}": file.read_bytes() for file in adapter.iterdir()}
+    files |= {"__MACOSX/run/fr/adapter_config.json": b"?", "logs/x.txt": b"x"}
+    archive = tmp_path / name
+    data = zip_file(files) if name.endswith(".zip") else tar_gz(files)
+    archive.write_bytes(gzip.decompress(data) if name.endswith(".tar") else data)
+    folder = Path(resolve(archive, SERVING_DOWNLOAD_DIR=str(tmp_path / "cache")))
+    assert folder.parts[-2:] == ("run", "fr")
+
+
+def test_archive_of_another_kind_is_named(tmp_path: Path) -> None:
+    """It was said to be no path."""
+    (tmp_path / "fr.tar.xz").write_bytes(b"x")
+    with pytest.raises(AdapterRefusedError, match="of a kind that is not unpacked"):
+        resolve(tmp_path / "fr.tar.xz")
 
 
 @pytest.mark.parametrize("kind", ["outside", "absolute", "link", "device"])
