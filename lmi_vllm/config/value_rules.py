@@ -160,6 +160,9 @@ def resolve_address(
     parsed = read_address(value)
     host, port = parsed.host, parsed.port
     scheme = "https" if command_line.vllm.is_tls else parsed.scheme
+    bound = environ.get("SAGEMAKER_BIND_TO_PORT") or None
+    is_whole = command_line.host is not None and (command_line.port, bound) != (None, None)
+    is_read = configured.is_set and bool(value) and not is_whole
     origins = ["--ssl-keyfile"] * (scheme != parsed.scheme)
     if command_line.host is not None:
         host = _asked_host(command_line.host, fail)
@@ -173,7 +176,7 @@ def resolve_address(
     address = ListenAddress(scheme, host, port).url()
     if not origins:
         return replace(configured, value=address)
-    if len(origins) == 1 and configured.is_set:
+    if is_read:
         origins.append(str(configured.origin))
     origin = Origin(OriginKind.FLAG, ", ".join(origins))
     return replace(configured, value=address, origin=origin)

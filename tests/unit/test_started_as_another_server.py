@@ -14,6 +14,7 @@ from lmi_vllm.cli import parse
 from lmi_vllm.commands.explain import command_line_of
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.demo import DEMO_MODEL_DIR
+from lmi_vllm.extras.adapter_store.settings import AdapterStoreSettings
 from lmi_vllm.extras.image.__main__ import as_verb
 
 Started = Callable[..., Settings]
@@ -152,6 +153,9 @@ def test_variables_that_are_not_read_are_named(
         (["--no-enable-lora", "--lora-modules", "a=/x"], "needs enable_lora=true"),
         (["--tool-server", "demo"], "--tool-server demo is not possible here"),
         (["--api-key", ""], "a value is needed"),
+        (["--ssl-cert-reqs", "2"], "--ssl-cert-reqs 2 is not possible here: client certificates"),
+        (["--ssl-ciphers", "TLSv1"], "--ssl-ciphers TLSv1 is not possible here"),
+        (["--uds", "/s", "--ssl-keyfile", "/k"], "inference_address=unix:/s (--uds) is a Unix"),
     ],
 )
 def test_flags_that_cannot_be_used_are_errors(
@@ -159,6 +163,47 @@ def test_flags_that_cannot_be_used_are_errors(
 ) -> None:
     """Nothing is passed over, and each is named as it was written."""
     assert any(said in error for error in started(words).errors), started(words).errors
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "origin"),
+    [
+        ([], {"SM_VLLM_HOST": "1.2.3.4", "SM_VLLM_PORT": "9"}, "SM_VLLM_HOST, SM_VLLM_PORT"),
+        (["--port", "9"], {"SERVING_INFERENCE_ADDRESS": "http://1.2.3.4"},
+         "--port, SERVING_INFERENCE_ADDRESS"),
+        (["--host", "1.2.3.4", "--port", "9"], {"SERVING_INFERENCE_ADDRESS": "http://1.1.1.1:1"},
+         "--host, --port"),
+        (["--port", "9", "--ssl-keyfile", "/k"], {"SERVING_INFERENCE_ADDRESS": "http://1.2.3.4"},
+         "--ssl-keyfile, --port, SERVING_INFERENCE_ADDRESS"),
+        (["--host", "1.2.3.4"], {"SAGEMAKER_BIND_TO_PORT": "9", "SERVING_INFERENCE_ADDRESS": ""},
+         "--host, SAGEMAKER_BIND_TO_PORT"),
+    ],
+)  # fmt: skip
+def test_address_of_several_places_names_each(
+    started: Started, words: list[str], environ: Mapping[str, str], origin: str
+) -> None:
+    """And none that another one replaces."""
+    server = started(words, environ).server
+    assert server.inference_address.endswith("://1.2.3.4:9")
+    assert server.details.inference_address.origin.name == origin
+
+
+def test_folder_of_vllm_s_resolver_is_a_store(started: Started) -> None:
+    """Where vLLM would load adapters from it: llm-d's manifest; else it is named."""
+    environ = {
+        "VLLM_LORA_RESOLVER_CACHE_DIR": "/adapters",
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
+        "VLLM_PLUGINS": "lora_filesystem_resolver",
+    }
+    settings = started([MODEL, "--enable-lora", "--strict"], environ)
+    store = settings.extra(AdapterStoreSettings)
+    assert store.adapter_store == "/adapters"
+    assert store.details.adapter_store.origin.name == "VLLM_LORA_RESOLVER_CACHE_DIR"
+    assert not settings.errors
+    for change in ({"VLLM_PLUGINS": "others"}, {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "0"}):
+        settings = started([MODEL, "--enable-lora"], {**environ, **change})
+        assert settings.extra(AdapterStoreSettings).adapter_store is None
+        assert any("VLLM_LORA_RESOLVER_CACHE_DIR" in warning for warning in settings.warnings)
 
 
 def test_api_key_of_a_flag_is_never_printed(

@@ -30,6 +30,10 @@ _OTHER_PREFIXES: Final = MappingProxyType(
         "VLLM_LORA_RESOLVER_": "adapters on demand are option.adapter_store (docs/adapters.md)",
     }
 )
+# vLLM's plug-in that loads an adapter from the folder of its name, and what switches it on.
+_RESOLVER_FOLDER: Final = "VLLM_LORA_RESOLVER_CACHE_DIR"
+_RESOLVER_SWITCH: Final = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
+_RESOLVER: Final = "lora_filesystem_resolver"
 _MODEL_ID: Final = f"{FILE_PREFIX}model_id"
 _LORA_MODULES: Final = f"{FILE_PREFIX}lora_modules"
 _ENABLE_LORA: Final = f"{FILE_PREFIX}enable_lora"
@@ -70,6 +74,10 @@ class _Found:
 
     def set(self, key: str, text: str, written: str) -> None:
         """Set an option, a key of serving.properties, or a variable of ours."""
+        earlier = self.values[-1] if self.values else None
+        if earlier is not None and (earlier.key, earlier.text) == (key, text):  # --host and --port
+            self.values.pop()
+            written = f"{earlier.origin.name}, {written}"
         self.values.append(RawValue(key, text, Origin(self.kind, written)))
 
     def done(self) -> OtherSettings:
@@ -138,11 +146,25 @@ def _vllm_defaults(names: Mapping[str, Flag]) -> tuple[RawValue, ...]:
 
 
 def from_sagemaker(environ: Mapping[str, str], options: OptionTable) -> OtherSettings:
-    """Return what the variables `SM_VLLM_*` of AWS's and Hugging Face's vLLM images are here."""
+    """Return what the variables of vLLM's images are here.
+
+    `SM_VLLM_*` are AWS's and Hugging Face's; their scripts read no others. The folder of vLLM's
+    resolver of adapters is a store of adapters.
+    """
     found, flags = _Found(OriginKind.VARIABLE, options), read_variables(environ)
     for flag in flags:
         found.add_flag(flag, flags)
+    if _resolves_adapters(environ):
+        found.set(f"{FILE_PREFIX}adapter_store", environ[_RESOLVER_FOLDER], _RESOLVER_FOLDER)
     return found.done()
+
+
+def _resolves_adapters(environ: Mapping[str, str]) -> bool:
+    """Whether vLLM would load adapters from its resolver's folder."""
+    plugins = environ.get("VLLM_PLUGINS")
+    is_on = environ.get(_RESOLVER_SWITCH, "").strip().lower() in ("1", "true")
+    is_loaded = plugins is None or _RESOLVER in plugins.split(",")
+    return bool(environ.get(_RESOLVER_FOLDER)) and is_on and is_loaded
 
 
 def names_tgi(environ: Mapping[str, str]) -> bool:
@@ -199,6 +221,8 @@ def of_images(
 def _without_meaning(environ: Mapping[str, str]) -> Iterator[str]:
     """Yield a sentence for each variable of a launcher that has no counterpart by its name."""
     for name in environ:
+        if name == _RESOLVER_FOLDER and _resolves_adapters(environ):
+            continue
         for prefix, advice in _OTHER_PREFIXES.items():
             if name.startswith(prefix):
                 yield f"{name} has no effect: {advice}"

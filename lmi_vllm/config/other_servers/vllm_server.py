@@ -16,6 +16,8 @@ from lmi_vllm.config.other_servers.replacement import (
 from lmi_vllm.config.other_servers.vllm_flags import Flag
 from lmi_vllm.config.parsers import words
 
+_NO_CLIENT_CERTIFICATES: Final = "client certificates are not checked; put a proxy in front"
+
 
 def _cors(name: str) -> Converter:
     """Convert what other sites may do, which vLLM takes as JSON lists."""
@@ -39,6 +41,13 @@ def _api_key(text: str) -> Replacement:
     return refused("several keys stand in a file, a line each: LMI_API_KEY_FILE")(text)
 
 
+def _client_certificates(text: str) -> Replacement:
+    """Refuse to ask for clients' certificates; not to ask is what this server does."""
+    if text.strip() == "0":
+        return Replacement(None, why="it is the default here")
+    return refused(_NO_CLIENT_CERTIFICATES)(text)
+
+
 FRONT_END: Final[Mapping[str, Converter]] = MappingProxyType(
     {
         "api_key": _api_key,
@@ -55,7 +64,9 @@ FRONT_END: Final[Mapping[str, Converter]] = MappingProxyType(
         "tool_server": refused("tool servers are not supported"),
         "headless": refused("one process serves one node"),
         "grpc": refused("there is no gRPC server"),
-        "ssl_ca_certs": refused("client certificates are not checked; put a proxy in front"),
+        "ssl_ca_certs": refused(_NO_CLIENT_CERTIFICATES),
+        "ssl_cert_reqs": _client_certificates,
+        "ssl_ciphers": refused("OpenSSL's configuration decides; put a proxy in front"),
     }
 )
 _SERVER_SETTINGS: Final = MappingProxyType({"shutdown_timeout": "SERVING_SHUTDOWN_TIMEOUT"})

@@ -41,10 +41,7 @@ class TlsSettings(ExtraSettings):
         given = (self.details.certificate_file, self.details.private_key_file)
         for setting in given if not _secure(server) else ():
             if setting.value:
-                fail(
-                    f"{setting.label} has no effect: neither {INFERENCE} nor {MANAGEMENT} "
-                    "begins with https://"
-                )
+                fail(f"{setting.label} has no effect: {_why_none(server)}")
 
     def missing(self, server: ServerSettings) -> Iterator[str]:
         """Yield what https addresses lack."""
@@ -52,6 +49,14 @@ class TlsSettings(ExtraSettings):
         for address in _secure(server):
             for name in (name for name, path in files.items() if not path):
                 yield f"{address.stated} needs {name}, a PEM file"
+
+
+def _why_none(server: ServerSettings) -> str:
+    """Return why no address is encrypted; none is."""
+    address = server.details.inference_address
+    if str(address.value).startswith("unix:"):
+        return f"{address.stated} is a Unix socket, which has no TLS here; leave out one of them"
+    return f"neither {INFERENCE} nor {MANAGEMENT} begins with https://"
 
 
 def _secure(server: ServerSettings) -> list[Setting]:
