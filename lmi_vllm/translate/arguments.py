@@ -34,6 +34,7 @@ from lmi_vllm.messages import (
 from lmi_vllm.sources.local import is_directory, is_file
 from lmi_vllm.sources.table import Sources
 from lmi_vllm.translate import rules as engine_rules
+from lmi_vllm.translate.compilation import compile_if_possible
 from lmi_vllm.translate.devices import Devices
 from lmi_vllm.translate.draft import ArgumentDraft, Rule, RulePhase
 from lmi_vllm.translate.heads import offer_sizes, refuse_size
@@ -181,7 +182,7 @@ class Translator:
         )  # fmt: skip
         self._of_checkpoint = (
             *added[RulePhase.CHECKPOINT], refuse_size, named_files, *CHECKPOINT_RULES,
-            _check_checkpoint,
+            _check_checkpoint, compile_if_possible,
         )  # fmt: skip
 
     def translate_start(

@@ -1,22 +1,29 @@
 """Finds the devices without importing torch."""
 
+import os
 import re
 import shutil
 import subprocess
+import sysconfig
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 _NVIDIA_SMI_SECONDS: Final = 3.0
+_COMPILER: Final = "g++"  # torch's, unless CXX names another one
 
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """Visible GPUs; without any, the number of CPU ranks that vLLM can place (None: any number)."""
+    """Visible GPUs; without any, the number of CPU ranks that vLLM can place (None: any number).
+
+    `missing_compiler` says what the system lacks to compile a model for the CPU; empty for nothing.
+    """
 
     gpu_count: int = 0
     cpu_rank_limit: int | None = 1
+    missing_compiler: str = ""
 
 
 def detect_devices(environ: Mapping[str, str]) -> Devices:
@@ -24,7 +31,17 @@ def detect_devices(environ: Mapping[str, str]) -> Devices:
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     installed = _installed_gpus()
     gpu_count = installed if visible is None else min(installed, _listed_gpus(visible))
-    return Devices(gpu_count, _cpu_rank_limit(environ))
+    return Devices(gpu_count, _cpu_rank_limit(environ), missing_compiler(environ))
+
+
+def missing_compiler(environ: Mapping[str, str]) -> str:
+    """Return what torch would miss here to compile a model for the CPU, and its package, or ""."""
+    words = environ.get("CXX", "").split() or [_COMPILER]
+    if shutil.which(words[0], path=environ.get("PATH", os.defpath)) is None:
+        return f"a C++ compiler ({words[0]}; apt-get install g++)"
+    if not Path(sysconfig.get_path("include"), "Python.h").is_file():
+        return "Python.h (apt-get install python3-dev)"
+    return ""
 
 
 def _listed_gpus(visible: str) -> int:

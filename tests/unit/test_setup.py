@@ -1,10 +1,15 @@
 """scripts/setup.py: which vLLM and torch go into which environment, as commands of pip."""
 
+import ast
 import importlib.util
 import json
+import shutil
+import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -37,6 +42,7 @@ sys.exit(words[-1] in {refused!r})
 @pytest.fixture(scope="module")
 def setup() -> ModuleType:
     """The script as a module."""
+    sys.path.insert(0, str(ROOT / "scripts"))  # its neighbours
     spec = importlib.util.spec_from_file_location("lmi_vllm_setup", ROOT / "scripts" / "setup.py")
     assert spec is not None
     assert spec.loader is not None
@@ -155,3 +161,164 @@ def test_environments_that_differ_have_different_stamps(setup: ModuleType) -> No
         setup.Environment("cpu", "/tmp/vllm.whl", "0.31.0"),
     ]
     assert len({setup.fingerprint(environment) for environment in made}) == len(made)
+
+
+@dataclass
+class Building:
+    """A set-up of .venv below a folder, whose packages are not installed."""
+
+    setup: ModuleType
+    folder: Path
+    lacking: list[Any]
+
+    def build(self, failure: BaseException | None = None) -> None:
+        """Set up once, with a Python and pip in the place of a real one."""
+
+        def create(environment: Any, _: object) -> None:
+            if self.folder.exists():
+                shutil.rmtree(self.folder)
+            pretend(self.folder)
+            environment.stamp.write_text(self.setup.UNFINISHED)
+
+        def install(_: object) -> None:
+            (self.folder / "installed").touch()
+            if failure is not None:
+                raise failure
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(self.setup, "create", create)
+            patch.setattr(self.setup, "install", install)
+            patch.setattr(self.setup, "install_packages", lambda *_: self.lacking)
+            patch.setattr(self.setup, "unpack", lambda _, lacking: lacking)
+            patch.setattr(self.setup, "version_of", self._version)
+            self.setup.build(self.setup.Environment("cpu", ""))
+
+    def _version(self, folder: str) -> str:
+        stamp = Path(folder, ".lmi-vllm-setup")
+        is_whole = stamp.exists() and stamp.read_text() != self.setup.UNFINISHED
+        return "3.11" if is_whole else ""
+
+    @property
+    def stamp(self) -> str:
+        """The content of the stamp, or "" without one."""
+        path = self.folder / ".lmi-vllm-setup"
+        return path.read_text() if path.exists() else ""
+
+
+@pytest.fixture
+def building(setup: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Building:
+    """A set-up in a folder of its own."""
+    for name in ("pyproject.toml", "config"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    monkeypatch.setattr(setup, "ROOT", tmp_path)
+    return Building(setup, tmp_path / ".venv", [])
+
+
+def test_interrupted_set_up_is_made_again(building: Building) -> None:
+    """Whether it was the first or a later one: a package may be there in part."""
+    with pytest.raises(KeyboardInterrupt):
+        building.build(KeyboardInterrupt())
+    assert building.stamp == building.setup.UNFINISHED
+    (building.folder / "of the first").touch()
+    building.build()
+    assert not (building.folder / "of the first").exists()
+    assert building.stamp.startswith("cpu ")
+    (building.folder / "installed").unlink()
+    building.build()
+    assert not (building.folder / "installed").exists()  # it is there
+
+
+def test_set_up_that_fails_leaves_an_earlier_environment(building: Building) -> None:
+    """Without a network, for instance: it is used and filled again, and never deleted."""
+    building.build()
+    (building.folder / ".lmi-vllm-setup").write_text("an earlier one\n")
+    (building.folder / "mine").touch()
+    with pytest.raises(building.setup.SetupError):
+        building.build(building.setup.SetupError("no network"))
+    assert building.stamp == "an earlier one\n"
+    building.build()
+    assert (building.folder / "mine").exists()
+
+
+def test_first_set_up_that_fails_leaves_nothing(building: Building) -> None:
+    """The next one begins from the start."""
+    with pytest.raises(building.setup.SetupError):
+        building.build(building.setup.SetupError("no such vLLM"))
+    assert not building.folder.exists()
+
+
+def test_what_the_system_lacks_is_said_before_anything_is_installed(
+    building: Building, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one line with one command; what is only useful is advice."""
+    import system_packages as system  # noqa: PLC0415 (beside setup.py)
+
+    monkeypatch.setattr(system.shutil, "which", lambda name: name == "apt-get")
+    monkeypatch.setattr(system, "has_numa", lambda: False)
+    monkeypatch.setattr(system.sys, "platform", "linux")
+    (numa,) = [need for need in system.needs("cpu") if need.package == "libnuma1"]
+    building.lacking = [numa, system.Need("a C++ compiler", "g++", lambda: True, "it is slower")]
+    with pytest.raises(building.setup.SetupError) as refusal:
+        building.build()
+    assert str(refusal.value) == (
+        "this machine lacks libnuma.so.1: sudo apt-get install libnuma1 g++"
+    )
+    assert not (building.folder / "installed").exists()
+    building.lacking = building.lacking[1:]
+    building.build()
+    said = "this machine lacks a C++ compiler: it is slower. sudo apt-get install g++"
+    assert said in capsys.readouterr().out
+    assert [need.package for need in system.needs("cuda")][1:] == []
+
+
+BEGIN = ROOT / "scripts" / "begin_setup.py"
+
+
+def begun(folder: Path, python: str, *words: str) -> "subprocess.CompletedProcess[str]":
+    """Run begin_setup.py in a project whose setup.py says which Python runs it."""
+    scripts = folder / "scripts"
+    scripts.mkdir(exist_ok=True)
+    shutil.copy(BEGIN, scripts)
+    (scripts / "setup.py").write_text("import sys; print(sys.executable, *sys.argv[1:])")
+    command = [python, str(scripts / "begin_setup.py"), *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_environment_that_is_there_is_kept(tmp_path: Path) -> None:
+    """Whichever Python `make` has; a named one gets a line. One half-made or cut has to be new."""
+    assert begun(tmp_path, sys.executable).stdout.strip() == sys.executable
+    folder = tmp_path / ".venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    assert begun(tmp_path, sys.executable).stdout.strip() == sys.executable
+    library = next(folder.glob("lib/python3*/site-packages"))
+    (library / "pip.py").touch()
+    own = str(folder / "bin" / "python")
+    assert begun(tmp_path, sys.executable, "--asked").stdout.strip() == own
+    words = ("--vllm", "0.31.0")
+    assert begun(tmp_path, sys.executable, *words).stdout.split() == [sys.executable, *words]
+    (folder / ".lmi-vllm-setup").write_text("unfinished\n")
+    assert begun(tmp_path, sys.executable).stdout.strip() == sys.executable
+
+
+@pytest.mark.parametrize("python", ["python2.7", "python3.6", "python3.8", "python3.10"])
+def test_old_python_is_told_which_ones_are_supported(tmp_path: Path, python: str) -> None:
+    """One sentence in place of a traceback; with an environment that is there it will do."""
+    try:
+        done = begun(tmp_path, python)
+    except FileNotFoundError:
+        pytest.skip(f"needs {python}")
+    if "not supported" not in done.stdout and "pyenv" in done.stderr:
+        pytest.skip(f"needs {python}")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout.startswith(f"setup: Python {python.removeprefix('python')} is not supported")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / ".venv"], check=True)
+    library = next(tmp_path.glob(".venv/lib/python3*/site-packages"))
+    (library / "pip.py").touch()
+    done = begun(tmp_path, python, "--asked")
+    assert ".venv has Python 3." in done.stdout
+    assert done.stdout.split()[-1] == str(tmp_path / ".venv" / "bin" / "python")
+
+
+def test_any_python_3_can_read_the_first_script() -> None:
+    """Its syntax is that of Python 3.4; that of 2.7 is tried where there is one."""
+    ast.parse(BEGIN.read_text(encoding="utf-8"), feature_version=(3, 4))
