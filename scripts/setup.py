@@ -134,7 +134,7 @@ def build(environment: Environment) -> None:
     """Create and fill the environment, unless its stamp says that it is there.
 
     While it is filled its stamp says so. A step that fails changes nothing: an environment that was
-    there before keeps its earlier stamp. One whose filling was interrupted is made again from the start.
+    there before keeps its earlier stamp. An interrupted one is made again from the start.
 
     Raises:
         SetupError: the system lacks something, or there is no such vLLM.

@@ -42,7 +42,7 @@ def test_model_is_not_compiled_without_a_compiler(model: Path) -> None:
 
 
 def test_what_was_asked_for_stays(model: Path) -> None:
-    """Eager mode without a message, a compilation of one's own as vLLM takes it; false is refused."""
+    """Eager mode without a message, and a compilation of one's own; false is refused."""
     for options in ({"ENFORCE_EAGER": "true"}, {"COMPILATION_CONFIG": '{"mode": 0}'}):
         environ = environ_of(model, **options)
         found = translate_start(load_settings(environ), environ, BARE)
