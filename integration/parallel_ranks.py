@@ -7,19 +7,26 @@ import json
 import os
 import re
 import signal
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
-from integration.client import call, wait_until
+from integration.client import OpenStream, call, wait_until
 from integration.conftest import RunningServer, ServerProcess, StartServer
 from integration.server_exit_cleans_up import are_gone
 from tests.support.adapter_files import WEIGHTS, copy_adapter, make_adapter, write_safetensors
 
 pytestmark = pytest.mark.vllm
 FOUND_DEAD_SECONDS = 30.0
+SEEN_SECONDS = 4.0
+LONG = {
+    "inputs": "Once upon a time",
+    "parameters": {"max_new_tokens": 1800, "ignore_eos_token": True},
+}
 TOPOLOGIES = {
     "tensor": {"OPTION_TENSOR_PARALLEL_DEGREE": "2"},
     "pipeline": {"OPTION_PIPELINE_PARALLEL_DEGREE": "2"},
@@ -58,6 +65,11 @@ def answers(url: str) -> list[Any]:
         return list(clients.map(said, payloads))
 
 
+def shared_by_ranks() -> set[str]:
+    """Return the files of shared memory that CPU ranks make for their sums."""
+    return {path.name for path in Path("/dev/shm").glob("vllm_dist_*")}
+
+
 def requests_by_rank(url: str) -> list[float]:
     """Return how many requests each of vLLM's engine cores finished."""
     text = call(url, "/metrics").body.decode()
@@ -78,6 +90,22 @@ def adapters_by_rank(url: str) -> dict[str, set[tuple[str, str]]]:
     return found
 
 
+def see_a_worker_die(server: ServerProcess, url: str, worker: psutil.Process) -> None:
+    """Kill it: a stream gets its error at once, where the engine itself says so after nine seconds.
+
+    The server ends with 1, and its last line has the worker's name and the signal.
+    """
+    stream = OpenStream(url, "/invocations", {**LONG, "stream": True})
+    worker.kill()
+    began = time.monotonic()
+    assert json.loads(stream.rest().splitlines()[-1])["code"] == 500
+    assert time.monotonic() - began < SEEN_SECONDS
+    assert server.wait_exit() == 1, server.describe()
+    last = f"a worker of the engine died (VLLM::Worker_TP1, process {worker.pid})"
+    expected_line = f"lmi-vllm: error: {last}: killed by SIGKILL"
+    assert server.stderr.splitlines()[-1] == expected_line
+
+
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_two_ranks_answer_as_one(
     server_process: StartServer, demo_server: RunningServer, topology: str
@@ -87,7 +115,9 @@ def test_two_ranks_answer_as_one(
     After SIGTERM it exits 0, after one of two tensor ranks was killed 1, with a reason.
     """
     expected = answers(demo_server.url)
+    segments = shared_by_ranks()
     server, url = start(server_process, topology)
+    assert shared_by_ranks() <= segments  # they are removed once every rank has them
     assert answers(url) == expected
     assert answers(url) == expected
     ranks = server.children()
@@ -101,9 +131,7 @@ def test_two_ranks_answer_as_one(
     if topology == "tensor":
         workers = [rank for rank in ranks if "Worker" in rank.name()]
         assert len(workers) == 2, ranks
-        workers[1].kill()
-        assert server.wait_exit() == 1, server.describe()
-        assert "lmi-vllm: error:" in server.stderr
+        see_a_worker_die(server, url, workers[1])
     else:
         os.kill(server.process.pid, signal.SIGTERM)
         assert server.wait_exit() == 0, server.describe()

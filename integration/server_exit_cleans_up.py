@@ -16,6 +16,7 @@ from integration.client import OpenStream, call, wait_until
 from integration.conftest import ServerProcess, StartServer
 
 pytestmark = pytest.mark.vllm
+ENGINE_KILLED = "lmi-vllm: error: the engine process died: killed by SIGKILL"
 DISCONNECT_SECONDS = 15  # the kernel may be busy freeing their memory
 LONG = {
     "inputs": "Once upon a time",
@@ -116,9 +117,20 @@ def test_engine_death_fails_requests_and_ends_the_process(
         child.kill()
     assert json.loads(client.rest().splitlines()[-1])["code"] == 500
     assert server.wait_exit(15) == 1
-    assert server.stderr.splitlines()[-1] == "lmi-vllm: error: the engine process died"
+    assert server.stderr.splitlines()[-1] == ENGINE_KILLED
     assert is_free(url)
     assert not list(short_folder.iterdir())
+
+
+def test_engine_killed_at_its_start_is_named(server_process: StartServer) -> None:
+    """By its signal: vLLM says that the cause is above, where nothing is."""
+    server = server_process("--demo", "--port", "0", is_forked=True)
+    assert wait_until(lambda: bool(server.children()), 60), server.describe()
+    for child in server.children():
+        child.send_signal(signal.SIGABRT)
+    assert server.wait_exit(60) == 1
+    last = "the engine did not start: its process EngineCore ended: killed by SIGABRT"
+    assert server.stderr.splitlines()[-1] == f"lmi-vllm: error: {last}"
 
 
 def test_sigterm_while_the_engine_starts_leaves_nothing(server_process: StartServer) -> None:

@@ -40,6 +40,7 @@ from lmi_vllm.extras import (
     nodes,
     object_stores,
     pickled_adapters,
+    request_log,
     requirements,
     retired_options,
     root_path,
@@ -90,7 +91,7 @@ CONFIGURES: Final[tuple[Configures, ...]] = (
     adapter_store, adapters_state,
     deferred, sessions, text_embedding,
     root_path,
-    error_rates, watchdogs, exporters, traces,
+    error_rates, watchdogs, exporters, request_log, traces,
 )  # fmt: skip
 
 
@@ -116,7 +117,7 @@ SERVES: Final[tuple[Serves, ...]] = (
     # Routes: those that `api_docs` describes are before it.
     root_path, management, kserve, tgi, api_docs, console,
     # What watches and reports; traces are sent off once sessions have been copied.
-    error_rates, watchdogs, exporters, load_reports, start_summary, traces,
+    error_rates, watchdogs, exporters, load_reports, request_log, start_summary, traces,
 )  # fmt: skip
 
 

@@ -6,9 +6,10 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Mapping
 from functools import partial
-from typing import NoReturn
+from typing import Final, NoReturn
 
 import uvloop
 from aiohttp.http_exceptions import HttpProcessingError
@@ -22,6 +23,7 @@ from lmi_vllm.config.settings import Settings
 from lmi_vllm.config.value_rules import log_level
 from lmi_vllm.engine.vllm.processes import DROPPED_LINES_VARIABLE
 from lmi_vllm.messages import LOG_LEVELS
+from lmi_vllm.server.end_budget import end_seconds
 from lmi_vllm.server.engines import check_engine_kind, engine_factory
 from lmi_vllm.server.parts import Assembled
 from lmi_vllm.server.server import Server
@@ -31,6 +33,8 @@ from lmi_vllm.telemetry.log_handler import tell, told_lines, write_within
 from lmi_vllm.telemetry.metrics import DROPPED_LINES
 
 logger = logging.getLogger(__name__)
+
+LATE_SECONDS: Final = 0.5  # after the end should have been over
 
 
 def add_arguments(parser: argparse.ArgumentParser, assembled: Assembled) -> None:
@@ -74,9 +78,17 @@ async def _serve_until_stopped(
     """Serve until a signal, or run an extra's replacement; return exit code and reason."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+    at_last = threading.Timer(end_seconds(settings) + LATE_SECONDS, end_unfinished)
+    at_last.daemon = True
+
+    def begin_end() -> None:
+        stop.set()
+        if at_last.ident is None:
+            at_last.start()
+
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # below nohup
-            loop.add_signal_handler(number, stop.set)
+            loop.add_signal_handler(number, begin_end)
     own, choices = assembled.configuration.translator.engines, assembled.parts.engines
     factory = engine_factory(engine_kind, environ, os.environ, _log_format(settings), own, choices)
     for select in assembled.parts.run_modes:
@@ -112,6 +124,14 @@ def _without_trace(record: logging.LogRecord) -> bool:
         record.levelno, record.levelname = logging.INFO, "INFO"
         record.msg, record.args = "%s: %s", (record.getMessage(), " ".join(error.message.split()))
     return True
+
+
+def end_unfinished() -> NoReturn:
+    """End the process although something of it hangs, before SageMaker or Kubernetes kill it."""
+    text = "lmi-vllm: warning: the end took too long: the process ends without the rest of it"
+    write_within(LATE_SECONDS, print, text, file=sys.stderr)
+    end_children()
+    os._exit(0)
 
 
 def end_process(code: int, last_line: str = "") -> NoReturn:

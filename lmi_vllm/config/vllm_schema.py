@@ -22,7 +22,7 @@ _REPLACED = frozenset(
     {
         "allow_credentials", "allowed_headers", "allowed_methods", "allowed_origins", "api_key",
         "api_server_count", "config", "data_parallel_supervisor_port",
-        "disable_access_log_for_endpoints", "disable_fastapi_docs", "disable_uvicorn_access_log",
+        "disable_fastapi_docs",
         "dp_supervisor_probe_failure_threshold", "dp_supervisor_probe_interval_s",
         "dp_supervisor_probe_timeout_s", "enable_offline_docs", "enable_request_id_headers",
         "enable_ssl_refresh", "grpc", "grpc_port", "h11_max_header_count",

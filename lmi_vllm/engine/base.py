@@ -215,8 +215,8 @@ class EngineProcess(Protocol):
         """Log throughput and load since the last call; an idle engine logs nothing."""
         ...
 
-    async def wait_until_dead(self) -> None:
-        """Return once the engine has ended without a call of `close`."""
+    async def wait_until_dead(self) -> str:
+        """Return what has ended, and how, once the engine has ended without a call of `close`."""
         ...
 
     async def kill(self) -> bool:

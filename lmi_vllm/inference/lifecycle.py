@@ -116,6 +116,7 @@ class Lifecycle:
         # Called with the fault of each error answer, or with its status if the error is not ours.
         self.on_failure: list[Callable[[Fault | int], None]] = []
         self._is_marked_unhealthy = False
+        self._is_leaving = False
         self._was_ready = False
         self._hides_failure = False
         self._is_registered = False
@@ -131,6 +132,11 @@ class Lifecycle:
         """Whether the model can still become ready without a restart of the process."""
         return self.state is not State.FAILED and not self._is_marked_unhealthy
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether a balancer should send requests."""
+        return self.is_serving and not self._is_marked_unhealthy and not self._is_leaving
+
     def note_failure(self, cause: Fault | int) -> None:
         """Report the fault, or the status, of an answer to `on_failure`."""
         for on_failure in self.on_failure:
@@ -139,6 +145,11 @@ class Lifecycle:
     def mark_unhealthy(self) -> None:
         """Make `/ping` 503 until the process ends; requests are still answered."""
         self._is_marked_unhealthy = True
+
+    def announce_end(self) -> None:
+        """Make readiness 503 before the drain; requests are still answered."""
+        self._is_leaving = True
+        self.ping_details["shutting_down"] = True
 
     def subscribe(self, on_state: Callable[[State], None]) -> None:
         """Call `on_state` with each state from now on."""
@@ -198,7 +209,9 @@ class Lifecycle:
             entry["elapsed_seconds"] = round(self.start.elapsed_seconds, 1)
             entry |= self.start.progress
         entry |= self.ping_details
-        is_fine = self.state is State.HEALTHY and not self._is_marked_unhealthy
+        is_fine = self.state is State.HEALTHY and not (
+            self._is_marked_unhealthy or self._is_leaving
+        )
         is_hidden = (self.state is State.FAILED and self._hides_failure) or (
             self.state is State.PENDING and self._is_registered
         )

@@ -8,7 +8,6 @@ import logging
 import operator
 from collections.abc import (
     AsyncIterator,
-    Awaitable,
     Callable,
     Coroutine,
     Mapping,
@@ -116,7 +115,7 @@ class ServerEvents:
     watchdogs: list[Watchdog] = field(default_factory=list)
     on_ready: list[Callable[[ReadyModel], None]] = field(default_factory=list)
     # Awaited after the last request has been answered, before the engine ends.
-    on_drained: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
+    on_drained: list[Callable[[], Coroutine[Any, Any, None]]] = field(default_factory=list)
 
     def adapter_hooks(
         self,

@@ -1,6 +1,7 @@
 """The server: its port, its model, its end. It ends no process and sets no signal handler."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Mapping, MutableMapping
 
@@ -22,6 +23,7 @@ from lmi_vllm.server.context import (
     new_service,
     running_features,
 )
+from lmi_vllm.server.end_budget import EndBudget, end_seconds
 from lmi_vllm.server.listeners import open_listeners
 from lmi_vllm.server.model_manager import ModelManager
 from lmi_vllm.server.parts import Assembled
@@ -57,28 +59,33 @@ class Server:
             self._processes, clock, self._events,
         )  # fmt: skip
         self._models = ModelManager(context, settings, typed, parts.without_model)
+        self._budget = EndBudget(clock)
 
     async def run(self, stop: asyncio.Event) -> tuple[int, str]:
         """Serve until `stop` is set, a start fails or the engine fails; return code and reason.
 
         If `stop` is set again while requests are drained, they end at once.
         """
+        features = contextlib.AsyncExitStack()
         try:
-            every = self._settings.server.lmi_stats_interval
-            async with (
-                running_features(
-                    self._assembled.parts.lifespans,
-                    self.service,
-                    self._settings,
-                    self._environ,
-                    self._events,
-                ),
-                engine_statistics(self.service, every, self._clock),
-            ):
-                outcome = await self._serve(stop)
-                return outcome.code, outcome.reason
+            await self._enter(features)
+            outcome = await self._serve(stop)
+            return outcome.code, outcome.reason
         finally:
-            self._processes.remove()
+            try:
+                await self._budget.within(features.aclose(), "the end of features")
+            finally:
+                self._processes.remove()
+
+    async def _enter(self, features: contextlib.AsyncExitStack) -> None:
+        settings, events = self._settings, self._events
+        lifespans = self._assembled.parts.lifespans
+        await features.enter_async_context(
+            running_features(lifespans, self.service, settings, self._environ, events)
+        )
+        await features.enter_async_context(
+            engine_statistics(self.service, settings.server.lmi_stats_interval, self._clock)
+        )
 
     async def _serve(self, stop: asyncio.Event) -> Outcome:
         listeners = await open_listeners(
@@ -96,6 +103,7 @@ class Server:
         await asyncio.wait({life, stopping}, return_when=asyncio.FIRST_COMPLETED)
         outcome = life.result() if life.done() else Outcome(0)
         stopping.cancel()
+        self._budget.begin(end_seconds(self._settings))
         if outcome.is_immediate:
             await listeners.stop()
             return outcome
@@ -104,20 +112,37 @@ class Server:
             await self.service.queue.wait_idle(FAILURE_ANSWER_SECONDS)
         else:
             stop.clear()
+            await self._pause(stop)
             await self._drain(stop)
             life.cancel()
+        within = self._budget.within
         for end in self._events.on_drained:
-            await end()
+            await within(end(), "what follows the last request")
         await self._close_engine(stop)
-        await self._processes.end()
-        await listeners.close()
+        await within(self._processes.end(), "the end of the other front ends")
+        await within(listeners.close(), "the end of connections")
         return outcome
+
+    async def _pause(self, stop: asyncio.Event) -> None:
+        """Serve on for a while with a readiness of 503, so that balancers send no more requests."""
+        lifecycle, server = self.service.lifecycle, self._settings.server
+        seconds = min(server.lmi_shutdown_delay, server.shutdown_timeout)
+        if not seconds or not lifecycle.is_serving:
+            return
+        lifecycle.announce_end()
+        logger.info("shutting down in %g s (LMI_SHUTDOWN_DELAY): not ready, but serving", seconds)
+        again = asyncio.create_task(stop.wait())
+        over = asyncio.create_task(self._clock.sleep(seconds))
+        await asyncio.wait({again, over}, return_when=asyncio.FIRST_COMPLETED)
+        again.cancel()
+        over.cancel()
 
     async def _drain(self, stop: asyncio.Event) -> None:
         """Refuse new requests, and wait for running ones until the deadline or a second signal."""
         queue = self.service.queue
         self.service.lifecycle.set_state(State.DRAINING)
         seconds = self._settings.server.shutdown_timeout
+        seconds = max(0.0, seconds - self._budget.spent)  # a pause is part of them
         logger.info("draining: %d in flight, %g s at most", queue.in_flight, seconds)
         DRAINS.inc()
         began_with = queue.in_flight
@@ -135,7 +160,7 @@ class Server:
         """End the engine within a time limit, and at once after another signal."""
         close = asyncio.create_task(self._models.close())
         again = asyncio.create_task(stop.wait())
-        late = asyncio.create_task(self._clock.sleep(ENGINE_CLOSE_SECONDS))
+        late = asyncio.create_task(self._clock.sleep(self._budget.left(ENGINE_CLOSE_SECONDS)))
         await asyncio.wait({close, again, late}, return_when=asyncio.FIRST_COMPLETED)
         for each in (again, late):
             each.cancel()

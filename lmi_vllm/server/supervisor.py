@@ -20,7 +20,6 @@ from lmi_vllm.telemetry.metrics import ENGINE_RESTARTS
 
 logger = logging.getLogger(__name__)
 
-ENGINE_DIED: Final = "the engine process died"
 FRONT_ENDS_DIED: Final = "more front-end processes ended than can be replaced over one engine"
 FAIL_FAST_CODE: Final = 137
 RESTART_PAUSE_SECONDS: Final = 1.0
@@ -153,8 +152,9 @@ class Supervisor:
                     await task
         if dying.done() and not dying.cancelled():
             self._processes.engine_died()
-            logger.error("the engine process is gone")
-            return ENGINE_DIED
+            reason = dying.result()
+            logger.error("%s", reason)
+            return reason
         for watch in watches:
             if not watch.cancelled():
                 return await self._end(engine, watch.result())

@@ -4,12 +4,12 @@ A local archive is unpacked into the cache, under a name made from its path, siz
 changed archive is unpacked again.
 """
 
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from lmi_vllm.errors import DownloadError
+from lmi_vllm.private_folders import new_private_folder
 from lmi_vllm.sources.base import Limits
 from lmi_vllm.sources.extract import ZIP_SUFFIXES, extract_archive
 from lmi_vllm.sources.local import cache_directory
@@ -59,8 +59,8 @@ def unpack(
         if target.is_dir():
             return target
         target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".unpacking-", dir=target.parent) as folder:
-            content = Path(folder) / "content"
+        with new_private_folder(".unpacking-", target.parent) as folder:
+            content = folder.path / "content"
             extract_archive(archive, content, shown, limits)
             try:
                 content.rename(target)

@@ -86,12 +86,28 @@ class RequestCounter:
         return name
 
 
-def log_request(summary: RequestSummary) -> None:
-    """Log the line of a request: LMI's access line, then the request's id and figures."""
-    is_poll = summary.route == _POLLED and summary.status < _FIRST_ERROR
-    level = logging.DEBUG if is_poll else logging.INFO
-    if not request_logger.isEnabledFor(level):
-        return
+@dataclass(slots=True)
+class RequestLog:
+    """Logs a line for each request; those of `quiet_paths`, or all, are below info."""
+
+    quiet_paths: frozenset[str] = frozenset()
+    is_quiet: bool = False
+
+    def __call__(self, summary: RequestSummary) -> None:
+        """Log LMI's access line of a request, then the request's id and figures."""
+        level = logging.DEBUG if self._is_quiet(summary) else logging.INFO
+        if request_logger.isEnabledFor(level):
+            _log(summary, level)
+
+    def _is_quiet(self, summary: RequestSummary) -> bool:
+        if summary.route == _POLLED and summary.status < _FIRST_ERROR:
+            return True
+        return self.is_quiet or (
+            bool(self.quiet_paths) and summary.shown_path.partition("?")[0] in self.quiet_paths
+        )
+
+
+def _log(summary: RequestSummary, level: int) -> None:
     figures = _figures(summary)
     fields = _fields(summary) | figures
     shown = "".join([f" {name}={value}" for name, value in figures.items()])
@@ -150,7 +166,8 @@ class Telemetry:
     `start_span` gets a record and the request's headers; None while traces are off.
     """
 
-    observers: list[Observer] = field(default_factory=lambda: [RequestCounter(), log_request])
+    request_log: RequestLog = field(default_factory=RequestLog)
+    observers: list[Observer] = field(default_factory=lambda: [RequestCounter()])
     on_line: list[Callable[[str], None]] = field(default_factory=list)  # of SageMaker's telemetry
     # In a further process of the server: sends such a line to the first one.
     send_line: Callable[[str], None] | None = None
@@ -158,3 +175,6 @@ class Telemetry:
     start_span: StartSpan | None = None
     # The series of these names, or all, for /metrics.
     series: Callable[[Sequence[str]], Collectable] = own_series
+
+    def __post_init__(self) -> None:
+        self.observers.append(self.request_log)

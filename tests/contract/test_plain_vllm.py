@@ -6,7 +6,9 @@ theirs beside the tests of the workaround.
 """
 
 import io
+import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -24,6 +26,7 @@ from lmi_vllm.demo import DEMO_MODEL_DIR
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.engine.vllm import workarounds
 from lmi_vllm.engine.vllm.workarounds import unsent_media
+from lmi_vllm.engine.vllm.workarounds.shared_memory import removed_once_joined
 from lmi_vllm.messages import MediaPolicy
 from tests.contract.conftest import LoopThread, start_demo_engine
 
@@ -299,3 +302,63 @@ def test_media_that_vllm_has_dropped_are_forgotten() -> None:
     assert ours.is_cached_item("999")
     assert not ours.is_cached_item("0")
     assert 0 < len(ours._cache) < 100 > len(ours._sent)
+
+
+def sleeping_process() -> Any:
+    """Return a process that has been killed, or is about to end."""
+    process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    process.start()
+    return process
+
+
+def test_plain_vllm_does_not_say_how_a_process_ended() -> None:
+    """A worker or an engine core that is killed before it is ready; ours names the signal."""
+    from vllm.v1.engine.utils import CoreEngineProcManager
+    from vllm.v1.executor.multiproc_executor import WorkerProc
+
+    def said() -> str:
+        reader, writer = multiprocessing.Pipe(duplex=False)
+        process = sleeping_process()
+        writer.close()
+        process.kill()
+        handle = SimpleNamespace(proc=process, ready_pipe=reader, rank=0)
+        with pytest.raises(Exception, match=r"Worker|worker") as raised:
+            WorkerProc.wait_for_ready([handle])
+        process.join()
+        return str(raised.value)
+
+    def found() -> dict[str, int]:
+        process = sleeping_process()
+        threading.Timer(0.2, process.kill).start()
+        manager = SimpleNamespace(processes=[process])
+        ended: dict[str, int] = CoreEngineProcManager.finished_procs(manager)
+        process.join()
+        return ended
+
+    assert "SIGKILL" not in said()
+    assert found() == {}
+    with workarounds.apply(workarounds.Scope.ENGINE):
+        assert "killed by SIGKILL" in said()
+        assert [*found().values()] == [-signal.SIGKILL]
+
+
+def test_plain_vllm_leaves_the_segments_of_its_ranks() -> None:
+    """Each tensor-parallel start on a CPU: 4 MB a rank in /dev/shm; ours removes them."""
+    import torch
+    from vllm.platforms import current_platform
+
+    current_platform.import_kernels()
+
+    name = f"lmi-vllm-test-{os.getpid()}"
+    segment = Path(f"/dev/shm/{name}_0")
+
+    def join(_: object) -> int:
+        handle: int = torch.ops._C.init_shm_manager(name, 1, 0, 1)
+        torch.ops._C.join_shm_manager(handle, name)
+        return handle
+
+    group = SimpleNamespace(group_name=name, communicator=SimpleNamespace(rank=0))
+    join(group)
+    assert segment.exists()
+    removed_once_joined(join)(group)
+    assert not segment.exists()

@@ -4,7 +4,7 @@ import asyncio
 import heapq
 import itertools
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -175,6 +175,10 @@ class Serving:
     def set_asleep(self, *, is_asleep: bool) -> None:
         """Have its engine sleep, or wake."""
         self._server.service.lifecycle.set_asleep(is_asleep=is_asleep)
+
+    def on_drained(self, end: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+        """Have it await that after its last request."""
+        self._server._events.on_drained.append(end)
 
     async def became(self, state: State) -> None:
         """Return when it is in that state."""

@@ -2,9 +2,12 @@
 
 import asyncio
 
+import pytest
+
+from lmi_vllm.clock import ENGINE_CLOSE_SECONDS
 from lmi_vllm.extras.scripted.engine import ScriptedEngine
 from lmi_vllm.inference.lifecycle import State
-from lmi_vllm.server.server import ENGINE_CLOSE_SECONDS
+from lmi_vllm.server.end_budget import WHOLE_END_SECONDS
 from tests.server.conftest import (
     PROMPT,
     Answer,
@@ -106,3 +109,65 @@ async def test_an_engine_that_does_not_end_is_left(serve: Serve, engines: Engine
     assert not server.is_over
     await server.clock.advance(ENGINE_CLOSE_SECONDS)
     assert await server.ended() == (0, "")
+
+
+async def test_a_pause_before_the_drain_serves_on(serve: Serve, engines: Engines) -> None:
+    """LMI_SHUTDOWN_DELAY: readiness is 503 at once; what balancers still send is answered."""
+    server = await (await serve(LMI_SHUTDOWN_DELAY="5", SERVING_SHUTDOWN_TIMEOUT="12")).ready()
+    server.stop.set()
+    await settle()
+    assert await server.ping() == (503, {"status": "Healthy", "shutting_down": True})
+    assert (await server.ask("GET", "/ready")).status == 503
+    assert (await server.ask("GET", "/v2/health/ready")).status == 503
+    assert (await server.ask("GET", "/health")).status == 200  # else the pod would be killed
+    assert await server.infer() == 200
+    assert server.state is State.HEALTHY
+    await server.clock.advance(5)
+    assert await server.ended() == (0, "")
+
+
+async def test_a_second_signal_ends_the_pause(serve: Serve, engines: Engines) -> None:
+    """As it ends the drain."""
+    server = await (await serve(LMI_SHUTDOWN_DELAY="5")).ready()
+    server.stop.set()
+    await settle()
+    server.stop.set()
+    assert await server.ended() == (0, "")
+
+
+async def test_the_pause_is_part_of_the_time_to_end(serve: Serve, engines: Engines) -> None:
+    """Requests have SERVING_SHUTDOWN_TIMEOUT from SIGTERM on, with a pause and without one."""
+    engines.script = [Slow()]
+    server = await (await serve(LMI_SHUTDOWN_DELAY="5", SERVING_SHUTDOWN_TIMEOUT="12")).ready()
+    request = asyncio.create_task(server.infer())
+    await until(lambda: server.in_flight == 1)
+    server.stop.set()
+    await server.clock.advance(11)
+    assert not request.done()
+    await server.clock.advance(1.5)
+    assert await request == 503
+    assert await server.ended() == (0, "")
+
+
+async def test_what_hangs_takes_no_end_past_its_budget(
+    serve: Serve, engines: Engines, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A copy that stalls and an engine that hangs, after a drain that took all of its time."""
+    engines.script = [Stuck()]
+    server = await (await serve()).ready()
+    server.on_drained(asyncio.Event().wait)
+    request = asyncio.create_task(server.infer())
+    await until(lambda: server.in_flight == 1)
+    server.stop.set()
+    await server.clock.advance(WHOLE_END_SECONDS)
+    assert await request == 503
+    assert await server.ended() == (0, "")
+    assert "took longer than the end may" in caplog.text
+
+
+class Stuck(Slow):
+    """Answers nothing, and does not end."""
+
+    async def close(self) -> None:
+        """Hang."""
+        await asyncio.Event().wait()

@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from lmi_vllm.engine.deaths import ENGINE_DIED
 from lmi_vllm.errors import (
     DeadlineError,
     EngineFailureError,
@@ -17,7 +18,6 @@ from lmi_vllm.extras.scripted.engine import Fail
 from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.messages import GeneratedToken, GenerationChunk
 from lmi_vllm.server.supervisor import (
-    ENGINE_DIED,
     RESTART_PAUSE_SECONDS,
 )
 from tests.server.conftest import PROMPT, Engines, Serve, Slow, restarted, until

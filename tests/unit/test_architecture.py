@@ -10,7 +10,8 @@ import pytest
 import lmi_vllm
 
 PACKAGE = Path(lmi_vllm.__file__).parent
-SHARED = r"(errors|masked_urls|messages|hooks|multipart|_version|clock|slot|signals)\.\w+"
+_MODULES = "errors|masked_urls|messages|hooks|multipart|_version|clock|slot|signals|private_folders"
+SHARED = rf"({_MODULES})\.\w+"
 DEMO = r"demo\.DEMO_MODEL_DIR"
 ENGINE = r"engine\.base\..*"
 # Room -> what of ours it may import besides itself (pattern over the dotted name below lmi_vllm).
@@ -24,6 +25,7 @@ PACKAGES = {
     "_version": r"",
     "clock": r"",
     "slot": r"",
+    "private_folders": r"",
     "signals": r"",  # imported before everything else
     "demo": r"",
     "telemetry": SHARED,

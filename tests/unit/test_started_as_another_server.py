@@ -16,6 +16,7 @@ from lmi_vllm.config.settings import Settings
 from lmi_vllm.demo import DEMO_MODEL_DIR
 from lmi_vllm.extras.adapter_store.settings import AdapterStoreSettings
 from lmi_vllm.extras.image.__main__ import as_verb
+from lmi_vllm.extras.request_log.settings import RequestLogSettings
 
 Started = Callable[..., Settings]
 MODEL = str(DEMO_MODEL_DIR)
@@ -51,7 +52,7 @@ def test_kserve_s_template(started: Started) -> None:
     assert settings.model.served_model_name == ["assistant"]
     assert settings.model.model_id == MODEL
     assert settings.model.details.served_model_name.origin.name == "--served-model-name"
-    assert any("--disable-uvicorn-access-log" in warning for warning in settings.warnings)
+    assert settings.extra(RequestLogSettings).disable_uvicorn_access_log
 
 
 def test_kserve_s_template_with_tls_and_adapters(started: Started) -> None:

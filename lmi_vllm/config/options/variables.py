@@ -59,6 +59,9 @@ class Variables(Section):
     lmi_send_timeout: float = variable(parse.seconds_or_off, "Longest time a client may leave an "
         "answer unread; then it is cut off and its generation aborted; 0 is off.", default=60,
         values="seconds")
+    lmi_shutdown_delay: float = variable(parse.seconds_or_off, "So long after SIGTERM "
+        "/ping and /ready are 503, and requests are served. Part of `shutdown_timeout`; 0 is off.",
+        default=0, values="seconds")
     lmi_media_allow_private: bool = variable(parse.boolean, "URLs inside messages may lead to "
         "addresses that are not public, and through a proxy.", default=False, values="bool")
     lmi_media_max_size: int = variable(parse.positive_human_int,

@@ -32,7 +32,6 @@ from typing import Final, Protocol
 from lmi_vllm.checks.base_model import BaseModel
 from lmi_vllm.checks.safetensors_header import DamagedFileError
 from lmi_vllm.engine.base import ActiveAdapters
-from lmi_vllm.engine.private_folders import PrivateFolder
 from lmi_vllm.engine.vllm.adapter_files import NO_NAMES, copy_adapter, renamed_weights
 from lmi_vllm.engine.vllm.adapter_pins import AdapterPins
 from lmi_vllm.engine.vllm.engine_calls import (
@@ -52,6 +51,7 @@ from lmi_vllm.engine.vllm.workarounds.ignored_modules import (
 )
 from lmi_vllm.errors import AdapterCapacityError, AdapterMissingError, AdapterRefusedError
 from lmi_vllm.messages import AdapterRef
+from lmi_vllm.private_folders import PrivateFolder
 
 logger = logging.getLogger(__name__)
 

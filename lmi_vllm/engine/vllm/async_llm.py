@@ -11,10 +11,11 @@ them share: which adapters are loaded, and which may be in the engine together. 
 import contextlib
 import functools
 import sys
+import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,7 +26,7 @@ from vllm.v1.executor import Executor
 
 from lmi_vllm.checks.base_model import describe_base
 from lmi_vllm.engine.base import GRAMMAR_FAULT, GRAMMAR_SOURCE, CheckGrammar, EngineClient
-from lmi_vllm.engine.private_folders import PrivateFolder, new_private_folder
+from lmi_vllm.engine.deaths import OomKills
 from lmi_vllm.engine.turns import TurnBudget
 from lmi_vllm.engine.vllm.adapters import EngineAdapters, UsableAdapters
 from lmi_vllm.engine.vllm.client_parts import EngineParts
@@ -45,9 +46,12 @@ from lmi_vllm.engine.vllm.workarounds.unsent_requests import UNSENDABLE, fault_o
 from lmi_vllm.engine.vllm.workarounds.zero_adapter import load_zero_adapter
 from lmi_vllm.errors import LmiError
 from lmi_vllm.messages import ServingProfile
+from lmi_vllm.private_folders import PrivateFolder, new_private_folder
 from lmi_vllm.telemetry.records import current_record
 
 KILL_POLL_SECONDS: Final = 0.01
+VLLM_MONITOR: Final = "MPClientEngineMonitor"  # vLLM's thread that waits for the engine's end
+MONITOR_SECONDS: Final = 1.0
 REQUESTS_IN_A_TURN: Final = 64  # that enter in one turn of the event loop: 15 ms
 
 
@@ -61,6 +65,7 @@ class EngineSetup:
     thread: ThreadPoolExecutor  # its one thread is the parent of the engine's processes
     is_cpu: bool
     parts: EngineParts
+    oom_kills: OomKills = field(default_factory=OomKills)  # since the start
 
 
 class GuardedAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
@@ -169,8 +174,7 @@ class GuardedAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
 
     def kill(self, seconds: float) -> bool:
         """Kill the engine's processes; return whether they ended in time. Blocks."""
-        resources = getattr(self.engine_core, "resources", None)
-        processes = tuple(getattr(getattr(resources, "engine_manager", None), "processes", ()))
+        processes = engine_processes(self)
         for process in processes:
             process.kill()
         deadline = time.monotonic() + seconds
@@ -180,6 +184,9 @@ class GuardedAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
             if time.monotonic() > deadline:
                 return False
             time.sleep(KILL_POLL_SECONDS)
+        for thread in threading.enumerate():
+            if thread.name == VLLM_MONITOR:  # it still asks for the exit codes
+                thread.join(MONITOR_SECONDS)
         return bool(processes)
 
     def engine_died(self) -> None:
@@ -194,8 +201,7 @@ class GuardedAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
         The collector may not reach vLLM's descriptors for a long time (DECISIONS.md 42).
         """
         resources = getattr(self.engine_core, "resources", None)
-        manager = getattr(resources, "engine_manager", None)
-        for process in getattr(manager, "processes", ()):
+        for process in engine_processes(self):
             with contextlib.suppress(ValueError):  # it still runs and needs its pipe
                 process.close()
         context = getattr(resources, "ctx", None)
@@ -281,14 +287,14 @@ class GuardedAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
 class LeadingAsyncLLM(GuardedAsyncLLM):
     """The first client, which starts the engine and keeps its adapters.
 
-    `clients` are those of the engine if there are several; this one is the first. `sockets` is
-    the folder of the sockets of the engine's processes, which is removed with the engine.
+    `clients` are those of the engine if there are several; this one is the first. `folder` has the
+    sockets of the engine's processes, and is removed with the engine.
     """
 
     adapters: EngineAdapters
 
     def __init__(
-        self, setup: EngineSetup, clients: tuple[EngineClient, ...], sockets: PrivateFolder | None
+        self, setup: EngineSetup, clients: tuple[EngineClient, ...], folder: PrivateFolder
     ) -> None:
         with contextlib.ExitStack() as undone:
             launch = _launched(setup, clients, undone) if clients else None
@@ -300,7 +306,7 @@ class LeadingAsyncLLM(GuardedAsyncLLM):
                 self.engine_core.start_engine_core_monitor()
             self.adapters = self._new_adapters()
             undone.pop_all()
-        self._sockets = sockets
+        self.folder = folder
 
     def _new_adapters(self) -> EngineAdapters:
         config = self.vllm_config.lora_config
@@ -329,10 +335,16 @@ class LeadingAsyncLLM(GuardedAsyncLLM):
             await load_zero_adapter(self.adapters.add_base, model, folder.path / "base")
 
     def clean_up(self) -> None:
-        """Remove the private copies of all adapters, and the engine's sockets."""
-        for folder in (self._sockets, self.adapters.folder):
+        """Remove the private copies of all adapters, and the engine's folder."""
+        for folder in (self.folder, self.adapters.folder):
             if folder is not None:
                 folder.remove()
+
+
+def engine_processes(llm: Any) -> tuple[Any, ...]:
+    """Return the processes of the engine's cores that were started here, as Python has them."""
+    resources = getattr(llm.engine_core, "resources", None)
+    return tuple(getattr(getattr(resources, "engine_manager", None), "processes", ()))
 
 
 def client_of(client: EngineClient) -> dict[str, Any]:

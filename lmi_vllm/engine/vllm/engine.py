@@ -24,19 +24,25 @@ from lmi_vllm.engine.base import (
     OtherClients,
     start_error,
 )
+from lmi_vllm.engine.deaths import ENGINE_DIED
 from lmi_vllm.engine.vllm.adapters import EngineAdapters
-from lmi_vllm.engine.vllm.async_llm import GuardedAsyncLLM, LeadingAsyncLLM
+from lmi_vllm.engine.vllm.async_llm import (
+    GuardedAsyncLLM,
+    LeadingAsyncLLM,
+    engine_processes,
+)
 from lmi_vllm.engine.vllm.bridge import Bridge
 from lmi_vllm.engine.vllm.client_parts import EngineParts
 from lmi_vllm.engine.vllm.configuration import VllmArguments, cache_environment, release_environment
 from lmi_vllm.engine.vllm.engine_calls import LoadedAdapter
+from lmi_vllm.engine.vllm.engine_processes import EngineProcesses
 from lmi_vllm.engine.vllm.jobs import JobRunner, PromptTokenizer
 from lmi_vllm.engine.vllm.names import (
     our_errors,
 )
 from lmi_vllm.engine.vllm.openai import VllmOpenAI
-from lmi_vllm.engine.vllm.processes import in_own_thread
-from lmi_vllm.engine.vllm.start import start_vllm
+from lmi_vllm.engine.vllm.processes import in_own_thread, worker_ends
+from lmi_vllm.engine.vllm.start import ERRORS, start_vllm
 from lmi_vllm.engine.vllm.workarounds.text_lengths import guard_lengths
 from lmi_vllm.errors import EngineDeadError, LmiError
 from lmi_vllm.messages import (
@@ -195,10 +201,14 @@ class VllmClient:
         """Let vLLM log its line; with several client processes there is none."""
         await self._llm.do_log_stats()
 
-    async def wait_until_dead(self) -> None:
-        """Return once the engine's process has ended without `close`."""
+    async def wait_until_dead(self) -> str:
+        """Return what has ended, once the engine's process has ended without `close`."""
         while self._is_closing or not self._llm.errored:  # noqa: ASYNC110 (vLLM has no event)
             await asyncio.sleep(DEATH_POLL_SECONDS)
+        return await self._reason()
+
+    async def _reason(self) -> str:
+        return ENGINE_DIED
 
     async def kill(self) -> bool:
         """Kill the engine's processes; vLLM notices that as after any other end."""
@@ -236,6 +246,10 @@ class VllmEngine(VllmClient):
     ) -> None:
         super().__init__(llm, bridge, task, clients[0].others if clients else None)
         self.adapters: EngineAdapters = llm.adapters
+        ends = worker_ends(llm.folder.path / ERRORS)
+        self._processes = EngineProcesses(engine_processes(llm), llm.setup.oom_kills, ends)
+        self._processes.watch(self._llm.engine_died)
+        llm.folder.note_outside(self._processes.shared_memory())
 
     @property
     def active_adapters(self) -> ActiveAdapters:
@@ -245,6 +259,22 @@ class VllmEngine(VllmClient):
     async def read_adapters(self) -> None:
         """Ask the workers which adapters they hold, if that may have changed."""
         await self._while_alive(self.adapters.read_resident())
+
+    async def kill(self) -> bool:
+        """Kill the engine's processes; whether they have ended includes its workers."""
+        has_ended = await super().kill()
+        return await in_own_thread(self._processes.wait_workers, KILL_SECONDS) and has_ended
+
+    async def close(self) -> None:
+        """End the engine's processes; a core that has lost a worker could only wait for it."""
+        if self._processes.has_lost_a_worker:
+            await in_own_thread(self._llm.kill, KILL_SECONDS)
+        await super().close()
+        await in_own_thread(self._processes.wait_workers, SHUTDOWN_SECONDS)
+        self._processes.close()
+
+    async def _reason(self) -> str:
+        return await self._processes.reason()
 
     async def load_adapter(self, adapter: AdapterRef) -> None:
         """Load a private copy of the adapter and let OpenAI calls find it by name."""

@@ -48,6 +48,8 @@ ENGINE_LOGGERS: Final = (
 # The logger that warns of a scheduler other than vLLM's, such as ours.
 SCHEDULER_LOGGER: Final = "vllm.config.scheduler"
 
+# The function of vLLM's executor that logs a worker's name and exit code, and nothing else.
+_WORKER_MONITOR: Final = "monitor_workers"
 _PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
 _IS_LINUX: Final = sys.platform == "linux"
 _STDERR: Final = 2
@@ -79,7 +81,8 @@ class RootCauseFilter(logging.Filter):
     """A log filter that writes every exception of the engine to a file for the server.
 
     vLLM reports a failed start as "See root cause above", and only a child's log has the cause. It
-    is a filter, because vLLM's logging set-up removes handlers. It drops no record.
+    is a filter, because vLLM's logging set-up removes handlers. It drops no record. The exit code
+    of a worker that ends later is written to a file beside.
     """
 
     def __init__(self, path: str) -> None:
@@ -93,6 +96,10 @@ class RootCauseFilter(logging.Filter):
             text = " ".join(f"{type(cause).__name__}: {cause}".split())
             with contextlib.suppress(OSError), self._path.open("a", encoding="utf-8") as file:
                 file.write(text + "\n")
+        if record.funcName == _WORKER_MONITOR and isinstance(record.args, tuple):
+            codes = [code for code in record.args if isinstance(code, int)]
+            with contextlib.suppress(OSError):
+                worker_ends(self._path).write_text(f"{codes[0]}\n" if codes else "")
         return True
 
 
@@ -109,6 +116,18 @@ def watch_root_causes(path: str) -> Callable[[], None]:
             engine_logger.removeFilter(watcher)
 
     return stop
+
+
+def worker_ends(error_file: Path) -> Path:
+    """Return the file with the exit code of an engine's worker."""
+    return error_file.with_name("worker-ends")
+
+
+def read_worker_end(path: Path) -> int | None:
+    """Return the exit code of the engine's worker that has ended; None if it is not known (yet)."""
+    with contextlib.suppress(OSError, ValueError):
+        return int(path.read_text(encoding="ascii"))
+    return None
 
 
 def read_root_cause(path: Path) -> str | None:
@@ -217,6 +236,8 @@ def register_plugin() -> None:
         return
     register_models()
     apply_to_the_end(Scope.TOKENIZERS)
+    if "vllm.v1.executor.multiproc_executor" in sys.modules:  # in an engine core, as a rule
+        apply_to_the_end(Scope.ENGINE)
     end_with_parent(os.getppid())
     log_as_the_server()
     keep_bars_out_of_the_log()

@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from lmi_vllm.engine.base import EngineClient, lacks_memory, start_error
-from lmi_vllm.engine.private_folders import PrivateFolder, new_private_folder
+from lmi_vllm.engine.base import EngineClient
+from lmi_vllm.engine.deaths import OomKills
 from lmi_vllm.engine.vllm.async_llm import EngineSetup, LeadingAsyncLLM
 from lmi_vllm.engine.vllm.client_parts import EngineParts
 from lmi_vllm.engine.vllm.configuration import (
@@ -36,27 +36,24 @@ from lmi_vllm.engine.vllm.processes import (
     watch_root_causes,
 )
 from lmi_vllm.engine.vllm.signals import block_ending_signals
+from lmi_vllm.engine.vllm.start_failures import start_error_of, with_argument
 from lmi_vllm.engine.vllm.start_method import why_spawned
 from lmi_vllm.engine.vllm.tokenizer_trial import tried
-from lmi_vllm.engine.vllm.workarounds import Scope
+from lmi_vllm.engine.vllm.workarounds import Scope, apply
 from lmi_vllm.engine.vllm.workarounds.not_finite import NOT_FINITE_COUNT
 from lmi_vllm.errors import ConfigurationError, EngineStartError
 from lmi_vllm.messages import EngineArguments, ServingProfile
+from lmi_vllm.private_folders import PrivateFolder, new_private_folder
 
 logger = logging.getLogger(__name__)
 
 START_METHOD: Final = "VLLM_WORKER_MULTIPROC_METHOD"  # vLLM's: fork, spawn or forkserver
 # The user's value: vLLM overwrites it at each start, also at one that fails.
 CONFIGURED_METHOD: Final = os.environ.get(START_METHOD)
+ERRORS: Final = "engine-errors"  # the file of what processes log as exceptions
 SOCKETS_FOLDER: Final = "VLLM_RPC_BASE_PATH"  # vLLM's, of its processes' sockets
 NUMBA_THREADS: Final = "NUMBA_NUM_THREADS"
 LONGEST_FOLDER: Final = 70  # bytes: a socket's path has at most 107, and vLLM's names have 36
-# Texts of Python and of transformers, as they come from the engine's process.
-NO_TORCHVISION_MARKS: Final = (
-    "No module named 'torchvision",
-    "import of torchvision halted",  # companions.py has hidden it
-    "requires the Torchvision library",
-)
 
 
 def check_arguments(arguments: EngineArguments) -> VllmArguments:
@@ -72,7 +69,7 @@ def check_arguments(arguments: EngineArguments) -> VllmArguments:
         read = VllmArguments.of(replace(arguments, values=values))
         engine_args_from(read.namespace)
     except (ValueError, TypeError) as error:
-        raise ConfigurationError([_with_argument(f"vLLM: {error}", arguments)]) from error
+        raise ConfigurationError([with_argument(f"vLLM: {error}", arguments)]) from error
     if problems := ray_problems(arguments):
         raise ConfigurationError(problems)
     return read
@@ -116,7 +113,7 @@ def _start(
     clients: tuple[EngineClient, ...],
     checked: VllmArguments | None,
 ) -> LeadingAsyncLLM:
-    with starting(arguments) as is_cpu:
+    with _engine_folder() as folder, starting(arguments, folder.path / ERRORS) as is_cpu:
         if is_cpu:
             arguments = adjusted_for_cpu(arguments)
         read = VllmArguments.of(arguments, checked)
@@ -126,8 +123,8 @@ def _start(
         _choose_start_method(arguments, is_cpu=is_cpu)
         own_length = config.model_config.max_model_len
         setup = EngineSetup(read, config, profile, thread, is_cpu, parts)
-        with _sockets() as sockets:
-            llm = LeadingAsyncLLM(setup, clients, sockets)
+        with _sockets_in(folder):
+            llm = LeadingAsyncLLM(setup, clients, folder)
     if (fitted := config.model_config.max_model_len) < own_length:
         logger.warning(
             "max_model_len: the model's own length is %d, its KV cache fits %d; set max_model_len, "
@@ -139,44 +136,56 @@ def _start(
 
 
 @contextlib.contextmanager
-def starting(arguments: EngineArguments) -> Iterator[bool]:
+def starting(arguments: EngineArguments, error_file: Path | None = None) -> Iterator[bool]:
     """Prepare for processes of vLLM's; yields whether they run on the CPU.
+
+    They note their failures in a file, a temporary one unless it is given.
 
     Raises:
         EngineStartError: whatever went wrong meanwhile; the text is the root cause.
     """
-    is_cpu = runs_on_cpu()
+    is_cpu, oom_kills = runs_on_cpu(), OomKills()
     compiled_code = worked_around(Scope.COMPILED_CODE, is_cpu=is_cpu)
-    with new_private_folder("lmi-vllm-start-") as folder:
-        error_file = folder.path / "engine-errors"
-        with _engine_environment(error_file, is_cpu=is_cpu), compiled_code:
-            try:
-                yield is_cpu
-            except (ConfigurationError, EngineStartError):
-                raise
-            except Exception as error:
-                raise _start_error(error, error_file, arguments) from error
+    with contextlib.ExitStack() as prepared:
+        if error_file is None:
+            folder = prepared.enter_context(new_private_folder("lmi-vllm-start-"))
+            error_file = folder.path / ERRORS
+        prepared.enter_context(_engine_environment(error_file, is_cpu=is_cpu))
+        prepared.enter_context(compiled_code)
+        prepared.enter_context(apply(Scope.ENGINE))
+        try:
+            yield is_cpu
+        except (ConfigurationError, EngineStartError):
+            raise
+        except Exception as error:
+            raise start_error_of(
+                error, read_root_cause(error_file), arguments, oom_kills, os.environ
+            ) from error
 
 
 @contextlib.contextmanager
-def _sockets() -> Iterator[PrivateFolder | None]:
-    """Let vLLM make its sockets in a folder of the engine; else each start leaves three files.
-
-    None if the user names a folder, or if the path is too long for a socket.
-    """
-    folder = None if SOCKETS_FOLDER in os.environ else new_private_folder("lmi-vllm-sockets-")
-    if folder is not None and len(os.fsencode(folder.path)) > LONGEST_FOLDER:
-        folder.remove()
-        folder = None
-    if folder is None:
-        yield None
-        return
-    os.environ[SOCKETS_FOLDER] = str(folder.path)
+def _engine_folder() -> Iterator[PrivateFolder]:
+    """Make the folder that is the engine's, and is removed with it or where the body fails."""
+    folder = new_private_folder("lmi-vllm-engine-")
     try:
         yield folder
     except BaseException:
         folder.remove()
         raise
+
+
+@contextlib.contextmanager
+def _sockets_in(folder: PrivateFolder) -> Iterator[None]:
+    """Let vLLM make its sockets in a folder of the engine; else each start leaves three files.
+
+    Not if the user names a folder, or if the path is too long for a socket.
+    """
+    if SOCKETS_FOLDER in os.environ or len(os.fsencode(folder.path)) > LONGEST_FOLDER:
+        yield
+        return
+    os.environ[SOCKETS_FOLDER] = str(folder.path)
+    try:
+        yield
     finally:
         del os.environ[SOCKETS_FOLDER]
 
@@ -225,32 +234,3 @@ def _engine_environment(error_file: Path, *, is_cpu: bool) -> Iterator[None]:
         stop_watching()
         for name in passed:
             os.environ.pop(name, None)
-
-
-def _start_error(
-    error: Exception, error_file: Path, arguments: EngineArguments
-) -> EngineStartError:
-    cause = read_root_cause(error_file) or f"{type(error).__name__}: {error}"
-    text = " ".join(cause.split())
-    if lacks_memory(text):
-        text = (
-            f"OOM: {text}. Lower gpu_memory_utilization or max_model_len; with LoRA also "
-            "max_loras or max_lora_rank"
-        )
-    if any(mark in text for mark in NO_TORCHVISION_MARKS):
-        text += (
-            ". Models that take pictures need it: pip install --no-deps torchvision, in the "
-            "release made for the installed torch"
-        )
-    return start_error(_with_argument(f"the engine did not start: {text}", arguments))
-
-
-def _with_argument(text: str, arguments: EngineArguments) -> str:
-    """Return the problem with the argument whose value vLLM's message names."""
-    text = " ".join(text.split())
-    named = [
-        f"{name} from {arguments.origin_of(name)}"
-        for name, value in arguments.values.items()
-        if isinstance(value, str) and name != "model" and repr(value) in text
-    ]
-    return f"{text} ({', '.join(named)})" if named else text

@@ -10,7 +10,6 @@ import logging
 import os
 import shutil
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Mapping
@@ -46,6 +45,7 @@ from lmi_vllm.extras.compile_cache.store import (
     open_cache_store,
 )
 from lmi_vllm.extras.transfer import without_secrets
+from lmi_vllm.private_folders import new_private_folder
 from lmi_vllm.server.start_parts import PlannedStart
 from lmi_vllm.sources.base import InterruptedTransferError, UnreachableError
 from lmi_vllm.sources.disk import human_size
@@ -137,11 +137,11 @@ class CompileCache:
         self._log_result("restored from", manifest, time.monotonic() - began)
 
     def _fetch(self) -> Manifest | None:
-        with tempfile.TemporaryDirectory(prefix=".restore-", dir=self._place.parent) as scratch:
-            archive = self._store.fetch(self._name, Path(scratch))
+        with new_private_folder(".restore-", self._place.parent) as scratch:
+            archive = self._store.fetch(self._name, scratch.path)
             if archive is None:
                 return None
-            ready = Path(scratch) / "ready"
+            ready = scratch.path / "ready"
             try:
                 manifest = unpack(archive, ready, self._key, f"{self._store.shown}/{self._name}")
             except UnusableEntryError:
@@ -186,8 +186,8 @@ class CompileCache:
         try:
             if not self._has_news():
                 return
-            with tempfile.TemporaryDirectory(prefix=".save-", dir=self._place.parent) as scratch:
-                archive = Path(scratch) / self._name
+            with new_private_folder(".save-", self._place.parent) as scratch:
+                archive = scratch.path / self._name
                 manifest = pack(self._place, archive, self._key, self._parts)
                 self._store.put(self._name, archive)
             write_manifest(manifest, self._place)

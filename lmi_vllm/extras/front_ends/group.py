@@ -19,7 +19,6 @@ from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.config.listen import ListenAddress
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.engine.base import Engine, EngineClient, start_error
-from lmi_vllm.engine.private_folders import new_private_folder
 from lmi_vllm.extras.front_ends.channel import (
     CancelRequests,
     EngineDied,
@@ -33,6 +32,7 @@ from lmi_vllm.extras.front_ends.series import remove_files, series_of_all
 from lmi_vllm.extras.front_ends.shared_counters import SharedCounters
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import EngineArguments, ServingProfile
+from lmi_vllm.private_folders import new_private_folder
 from lmi_vllm.server.context import ProcessGroup
 
 logger = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from typing import Final
 
 from lmi_vllm.config.listen import PROCESSES, read_address
 from lmi_vllm.config.settings import ExtraSettings, ServerSettings
-from lmi_vllm.engine.private_folders import new_private_folder
+from lmi_vllm.private_folders import new_private_folder
 from lmi_vllm.sources.table import Sources
 
 MAX_PROCESSES: Final = 64

@@ -82,7 +82,7 @@ async def model_ready(request: web.Request) -> web.Response:
     service = request.app[SERVICE]
     name = request.match_info["model"]
     service.check_model(name)
-    is_ready = service.lifecycle.is_serving
+    is_ready = service.lifecycle.is_ready
     return json_answer({"name": name, "ready": is_ready}, 200 if is_ready else 503)
 
 

@@ -21,6 +21,7 @@ from lmi_vllm.engine.base import (
     EngineClient,
     HttpApplication,
 )
+from lmi_vllm.engine.deaths import ENGINE_DIED
 from lmi_vllm.engine.factory import EngineFactory
 from lmi_vllm.errors import AdapterRefusedError, EngineDeadError, LmiError, PayloadError
 from lmi_vllm.messages import (
@@ -184,9 +185,10 @@ class ScriptedEngine:
         """Count the call; it has no figures."""
         self.logged_statistics += 1
 
-    async def wait_until_dead(self) -> None:
+    async def wait_until_dead(self) -> str:
         """Return after `die`."""
         await self._dead.wait()
+        return ENGINE_DIED
 
     async def kill(self) -> bool:
         """Behave as `die` does; see `Engine.kill`."""

@@ -18,6 +18,7 @@ from lmi_vllm.engine.base import (
     HttpApplication,
     start_error,
 )
+from lmi_vllm.engine.deaths import ENGINE_DIED
 from lmi_vllm.errors import (
     AdapterRefusedError,
     EngineDeadError,
@@ -170,9 +171,10 @@ class TransformersEngine:
     async def log_statistics(self) -> None:
         """Do nothing: this engine keeps no statistics of its own."""
 
-    async def wait_until_dead(self) -> None:
-        """Return once a step has failed."""
+    async def wait_until_dead(self) -> str:
+        """Return the failure of a step, once one has failed."""
         await self._steps.dead.wait()
+        return self._steps.death or ENGINE_DIED
 
     async def kill(self) -> bool:
         """End all requests with an error; False: thread and memory stay until the process ends."""

@@ -34,6 +34,7 @@ class StepThread:
     ) -> None:
         self.progress = 0
         self.dead = asyncio.Event()
+        self.death = ""  # why, if a step has failed
         self._max_rows = max_rows
         self._batch = RunningBatch(loaded, texts, seed, self._close)
         self._waiting: deque[tuple[StepRequest, int]] = deque()
@@ -95,8 +96,10 @@ class StepThread:
                 while self._has_work():
                     self._run_step()
             self._finish(is_death=False)
-        except BaseException:
+        except BaseException as error:
             logger.exception("the step loop of the Transformers engine failed")
+            text = " ".join(f"{type(error).__name__}: {error}".split())
+            self.death = f"a step of the Transformers engine failed: {text}"
             self._finish(is_death=True)
 
     def _has_work(self) -> bool:

@@ -132,6 +132,9 @@ async def copy_sessions(
         count = await asyncio.wait_for(upload, COPY_SECONDS)
     except TimeoutError:
         logger.error("sessions are NOT all at %s: %g s were not enough", shown, COPY_SECONDS)
+    except asyncio.CancelledError:
+        logger.error("sessions are NOT all at %s: the server's end has no time left", shown)
+        raise
     except (LmiError, OSError) as error:
         logger.error("sessions could NOT be copied to %s: %s", shown, error)
     else:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from lmi_vllm.engine.private_folders import new_private_folder
 from lmi_vllm.engine.vllm import adapters
 from lmi_vllm.engine.vllm.adapters import EngineAdapters
 from lmi_vllm.engine.vllm.engine_calls import LoadedAdapter, WorkerRefusalError
@@ -15,6 +14,7 @@ from lmi_vllm.engine.vllm.workarounds.ignored_modules import AdapterInspection
 from lmi_vllm.errors import AdapterCapacityError, AdapterRefusedError
 from lmi_vllm.extras.pickled_adapters import convert_pickle
 from lmi_vllm.messages import AdapterRef
+from lmi_vllm.private_folders import new_private_folder
 
 SAID = {
     "No free lora slots": "full",

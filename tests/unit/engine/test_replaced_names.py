@@ -20,7 +20,7 @@ EXTRAS: Final = tuple(
     ROOT / "lmi_vllm/extras" / name for name in ("token_lane", "grammar_trials", "media_urls")
 )
 ALL: Final = "all supported"
-MAX_NAMES, MAX_MODULES = 10, 10
+MAX_NAMES, MAX_MODULES = 13, 10
 # How each module of the folder ends its docstring, in this order; a thread is named by its address.
 LINES: Final = ("Upstream", "Releases", "Shows", "May go")
 UNREPORTED: Final = "not reported that we know of"
@@ -43,6 +43,12 @@ REPLACED: Final = {
     "torch:torch.load": ("tensors of clients are no larger than their bytes", ALL),
     "numpy:numpy.load": ("arrays of clients are no larger than their bytes", ALL),
     "model_hosting_container_standards.sagemaker:bootstrap": ("runs a script of the model", ALL),
+    "vllm.v1.executor.multiproc_executor:WorkerProc.wait_for_ready": ("signals of workers", ALL),
+    "vllm.v1.engine.utils:CoreEngineProcManager.finished_procs": ("signals of cores", ALL),
+    "vllm.distributed.device_communicators.cpu_communicator:_CPUSHMDistributed._init_cpu_shm": (
+        "shared memory that stays",
+        ALL,
+    ),
     "vllm.config.model:_get_and_verify_max_len": ("lengths that cannot be served", ALL),
     "transformers.models.auto.tokenization_auto:AutoTokenizer.from_pretrained": (
         "classes that are not those of the tokenizer's file",

@@ -16,8 +16,10 @@ from lmi_vllm.engine.vllm.processes import (
     ENGINE_THREAD_NAME,
     new_engine_thread,
     read_root_cause,
+    read_worker_end,
     register_plugin,
     watch_root_causes,
+    worker_ends,
 )
 
 ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: prctl and /proc")
@@ -64,6 +66,23 @@ def test_root_cause_file_may_be_missing(tmp_path: Path) -> None:
     logging.getLogger(ENGINE_LOGGERS[0]).error("it failed", exc_info=ValueError("x"))
     stop()
     assert read_root_cause(path) is None
+
+
+def monitor_workers(*arguments: object) -> None:
+    """Log as the function of vLLM's executor does that has this name."""
+    logging.getLogger(ENGINE_LOGGERS[1]).error("Worker proc %s died (exit code: %s)", *arguments)
+
+
+def test_the_exit_code_of_a_worker_is_written_beside(tmp_path: Path) -> None:
+    """Only its parent gets it; one that is not known yet is not written."""
+    path = tmp_path / "errors"
+    stop = watch_root_causes(str(path))
+    monitor_workers("VllmWorker-1", None)
+    assert read_worker_end(worker_ends(path)) is None
+    monitor_workers("VllmWorker-1", -9)
+    stop()
+    assert read_worker_end(worker_ends(path)) == -9
+    assert not path.exists()
 
 
 @pytest.mark.parametrize("value", [None, str(os.getpid())], ids=["elsewhere", "in the server"])

@@ -21,10 +21,12 @@ from lmi_vllm.engine.vllm.workarounds import (
     base_rows,
     cpu_compilation,
     drafted_sampling,
+    lost_processes,
     model_length,
     model_scripts,
     prompt_logprobs,
     published_tokenizers,
+    shared_memory,
     tokenizer_files,
     unsent_media,
 )
@@ -42,11 +44,13 @@ class Scope(Enum):
 
     CONFIGURATION = "in the server on a CPU, while vLLM makes its configuration"
     COMPILED_CODE = "in the server on a CPU, before the engine is forked from it"
+    RANKS = "in a worker on a CPU, before it meets the other ranks"
     WORKER = "in a worker on a CPU"
     LORA_WORKER = "in a worker on a CPU with LoRA"
     CLIENT = "in the server, while vLLM makes its client of the engine"
     APPLICATION = "in the server, while vLLM makes its HTTP application"
     LENGTH = "in the server, while vLLM makes its configuration"
+    ENGINE = "in the server before it starts the engine, and in the engine's process to its end"
     TOKENIZERS = "in every process, from before it loads a tokenizer to its end"
 
 
@@ -105,6 +109,12 @@ WORKAROUNDS: Final = (
         "tests/contract/test_plain_vllm.py:test_plain_vllm_compiles_a_function_while_it_serves",
     ),
     Workaround(
+        "vllm.distributed.device_communicators.cpu_communicator:_CPUSHMDistributed._init_cpu_shm",
+        shared_memory.removed_once_joined,
+        Scope.RANKS,
+        "tests/contract/test_plain_vllm.py:test_plain_vllm_leaves_the_segments_of_its_ranks",
+    ),
+    Workaround(
         "vllm.model_executor.models.registry:_run_in_subprocess",
         cpu_compilation.in_this_process,
         Scope.CONFIGURATION,
@@ -153,6 +163,18 @@ WORKAROUNDS: Final = (
         model_length.served,
         Scope.LENGTH,
         "tests/contract/test_model_length.py:test_plain_vllm_takes_minus_one_for_a_length",
+    ),
+    Workaround(
+        "vllm.v1.executor.multiproc_executor:WorkerProc.wait_for_ready",
+        lost_processes.named,
+        Scope.ENGINE,
+        "tests/contract/test_plain_vllm.py:test_plain_vllm_does_not_say_how_a_process_ended",
+    ),
+    Workaround(
+        "vllm.v1.engine.utils:CoreEngineProcManager.finished_procs",
+        lost_processes.waited_for,
+        Scope.ENGINE,
+        "tests/contract/test_plain_vllm.py:test_plain_vllm_does_not_say_how_a_process_ended",
     ),
     Workaround(
         "transformers.models.auto.tokenization_auto:AutoTokenizer.from_pretrained",

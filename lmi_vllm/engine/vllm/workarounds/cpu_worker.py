@@ -42,6 +42,7 @@ class GuardedCpuWorker(CPUWorker):  # type: ignore[misc,unused-ignore]
         if meeting.startswith(_FILE):
             path = PurePath(vllm_settings.VLLM_RPC_BASE_PATH, PurePath(meeting).name)
             worker.distributed_init_method = f"{_FILE}{path}"
+        workarounds.apply(workarounds.Scope.RANKS)
         super().init_device()
         workarounds.apply(workarounds.Scope.WORKER)
         if self.vllm_config.lora_config is not None:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from lmi_vllm.engine.private_folders import new_private_folder
+from lmi_vllm.private_folders import new_private_folder
 
 MAKE_AND_DIE = """
 import os, sys, tempfile
 tempfile.tempdir = sys.argv[1]
-from lmi_vllm.engine.private_folders import new_private_folder
+from lmi_vllm.private_folders import new_private_folder
 folder = new_private_folder("lmi-vllm-adapters-")
 (folder.path / "copy").write_text("weights")
 os._exit(0)
@@ -23,7 +23,7 @@ os._exit(0)
 MAKE = """
 import sys, tempfile
 tempfile.tempdir = sys.argv[1]
-from lmi_vllm.engine.private_folders import new_private_folder
+from lmi_vllm.private_folders import new_private_folder
 new_private_folder("lmi-vllm-adapters-").remove()
 """
 
@@ -76,3 +76,42 @@ def test_new_private_folder_leaves_folders_of_others(
     monkeypatch.setattr(os, "geteuid", lambda: foreign.stat().st_uid + 1)
     new_private_folder("lmi-vllm-adapters-").remove()
     assert (foreign / ".lock").exists()
+
+
+def test_folders_of_servers_with_other_settings_are_removed(temporary_root: Path) -> None:
+    """Whatever feature made them: a server without LoRA removes copies of adapters."""
+    subprocess.run([sys.executable, "-c", MAKE_AND_DIE, str(temporary_root)], check=True)
+    with new_private_folder("lmi-vllm-start-") as folder:
+        assert [*temporary_root.iterdir()] == [folder.path]
+
+
+OUTSIDE = """
+import os, sys, tempfile
+from pathlib import Path
+tempfile.tempdir = sys.argv[1]
+from lmi_vllm.private_folders import new_private_folder
+new_private_folder("lmi-vllm-engine-").note_outside([sys.argv[2], sys.argv[2] + ".gone"])
+os._exit(0)
+"""
+
+
+def test_files_elsewhere_go_with_the_folder_of_a_killed_server(
+    temporary_root: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Shared memory of an engine whose processes were all killed."""
+    left = tmp_path_factory.mktemp("shm") / "psm_1"
+    left.touch()
+    command = [sys.executable, "-c", OUTSIDE, str(temporary_root), str(left)]
+    subprocess.run(command, check=True)
+    assert left.exists()
+    new_private_folder("lmi-vllm-adapters-").remove()
+    assert not left.exists()
+
+
+def test_another_place_keeps_its_other_folders(tmp_path: Path) -> None:
+    """There the names of others may be anything: only those of the prefix are looked at."""
+    other = tmp_path / "lmi-vllm-other"
+    other.mkdir()
+    (other / ".lock").touch()
+    with new_private_folder(".unpacking-", tmp_path) as folder:
+        assert {*tmp_path.iterdir()} == {folder.path, other}

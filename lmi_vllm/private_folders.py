@@ -6,11 +6,14 @@ import os
 import shutil
 import stat
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final, Self
 
 _LOCK_NAME: Final = ".lock"
+_OUTSIDE: Final = ".outside"  # the file with the names of files that go with the folder
+_OURS: Final = "lmi-vllm-"  # beginning of the names of our folders for temporary files
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,20 +29,30 @@ class PrivateFolder:
     def __exit__(self, *_: object) -> None:
         self.remove()
 
+    def note_outside(self, files: Iterable[str]) -> None:
+        """Note files elsewhere that this process removes itself, unless it is killed."""
+        (self.path / _OUTSIDE).write_text("\n".join(files), encoding="utf-8")
+
     def remove(self) -> None:
         """Remove the folder and its content, then release the lock; may be called twice."""
         shutil.rmtree(self.path, ignore_errors=True)
         self.lock.close()
 
 
-def new_private_folder(prefix: str) -> PrivateFolder:
-    """Return a new folder, after removing those of this prefix that killed servers have left."""
-    root = Path(tempfile.gettempdir())
-    for folder in root.glob(f"{prefix}*"):
+def new_private_folder(prefix: str, root: Path | None = None) -> PrivateFolder:
+    """Return a new folder in `root`, after removing those that killed servers have left there.
+
+    In the folder of temporary files, which is the default, all of ours are looked at: a server with
+    other settings makes none of the same prefix.
+    """
+    left = f"{prefix}*" if root is not None else f"{_OURS}*"
+    root = Path(tempfile.gettempdir()) if root is None else root
+    for folder in root.glob(left):
         _remove_if_left(folder)
     path = Path(tempfile.mkdtemp(prefix=prefix, dir=root))
     lock = (path / _LOCK_NAME).open("wb")
-    fcntl.flock(lock, fcntl.LOCK_EX)
+    with contextlib.suppress(OSError):  # a file system without locks, where none is removed
+        fcntl.flock(lock, fcntl.LOCK_EX)
     return PrivateFolder(path, lock)
 
 
@@ -55,4 +68,7 @@ def _remove_if_left(folder: Path) -> None:
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW
         with os.fdopen(os.open(folder / _LOCK_NAME, flags), "rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with contextlib.suppress(FileNotFoundError):
+                for name in (folder / _OUTSIDE).read_text(encoding="utf-8").splitlines():
+                    Path(name).unlink(missing_ok=True)
             shutil.rmtree(folder, ignore_errors=True)

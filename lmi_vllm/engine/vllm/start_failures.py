@@ -1,0 +1,98 @@
+"""Errors of a failed start: one sentence that names the cause, from what vLLM and torch say."""
+
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from lmi_vllm.engine.base import lacks_memory, start_error
+from lmi_vllm.engine.deaths import OomKills, ended_so
+from lmi_vllm.errors import EngineMemoryError, EngineStartError
+from lmi_vllm.messages import EngineArguments
+
+# How vLLM names processes that ended before they were ready (v1/engine/utils.py, 0.31 to 0.33).
+_KILLED: Final = re.compile(r"Failed core proc\(s\): \{.*?'(\w+)': (-\d+)")
+# Texts of Python and of transformers, as they come from the engine's process.
+_NO_TORCHVISION_MARKS: Final = (
+    "No module named 'torchvision",
+    "import of torchvision halted",  # companions.py has hidden it
+    "requires the Torchvision library",
+)
+# Texts of the C library: a compiler of torch's repeats its command, of thousands of characters.
+_FULL_DISK: Final = re.compile(r"No space left on device|Disk quota exceeded")
+# Where an engine that starts writes, besides the folder of temporary files.
+_WRITTEN: Final = ("VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+_FULL_BYTES: Final = 64 * 1024**2  # what is left when a library or a kernel did not fit
+_HEAD, _TAIL = 300, 700  # characters of a long text that are kept
+_DISK_PART: Final = 150
+
+
+def start_error_of(
+    error: Exception,
+    cause: str | None,
+    arguments: EngineArguments,
+    oom_kills: OomKills,
+    environ: Mapping[str, str],
+) -> EngineStartError:
+    """Return the error of a failed start; `cause` is what a process of the engine has logged.
+
+    `environ` are the variables that the engine got.
+    """
+    if cause is None and (killed := _KILLED.search(str(error))):
+        name, code = killed.groups()
+        text = ended_so(f"the engine did not start: its process {name} ended", int(code), oom_kills)
+        return (EngineMemoryError if oom_kills.words() else EngineStartError)(text)
+    whole = " ".join((cause or f"{type(error).__name__}: {error}").split())
+    if full := _FULL_DISK.search(whole):
+        text = _shortened(whole, _DISK_PART, _DISK_PART)
+        return EngineStartError(
+            f"the engine did not start: {full[0]}{_full_folders(environ)}: {text}"
+        )
+    text = _shortened(whole, _HEAD, _TAIL)
+    if words := oom_kills.words():
+        return EngineMemoryError(f"the engine did not start: {words}: {text}")
+    if lacks_memory(whole):
+        text = (
+            f"OOM: {text}. Lower gpu_memory_utilization or max_model_len; with LoRA also "
+            "max_loras or max_lora_rank"
+        )
+    if any(mark in whole for mark in _NO_TORCHVISION_MARKS):
+        text += (
+            ". Models that take pictures need it: pip install --no-deps torchvision, in the "
+            "release made for the installed torch"
+        )
+    return start_error(with_argument(f"the engine did not start: {text}", arguments))
+
+
+def with_argument(text: str, arguments: EngineArguments) -> str:
+    """Return the problem with the argument whose value vLLM's message names."""
+    text = " ".join(text.split())
+    named = [
+        f"{name} from {arguments.origin_of(name)}"
+        for name, value in arguments.values.items()
+        if isinstance(value, str) and name != "model" and repr(value) in text
+    ]
+    return f"{text} ({', '.join(named)})" if named else text
+
+
+def _shortened(text: str, head: int, tail: int) -> str:
+    """Return the beginning and the end of a long text, for the last line of the log."""
+    return text if len(text) <= head + tail else f"{text[:head]} [...] {text[-tail:]}"
+
+
+def _full_folders(environ: Mapping[str, str]) -> str:
+    """Return the full ones of the folders that a start writes to, with the variables that set them.
+
+    Empty if all of them have room: another folder is full, or a file was removed meanwhile.
+    """
+    folders = {"TMPDIR": Path(tempfile.gettempdir())}
+    folders |= {name: Path(environ[name]) for name in _WRITTEN if environ.get(name)}
+    folders.setdefault("VLLM_CACHE_ROOT", Path("~/.cache/vllm").expanduser())
+    found = []
+    for name, folder in folders.items():
+        place = next(one for one in (folder, *folder.parents) if one.exists())
+        if (free := shutil.disk_usage(place).free) < _FULL_BYTES:
+            found.append(f"{folder} ({name}) has {free / 1e6:.1f} MB free")
+    return f": {', '.join(found)}" if found else ""

@@ -1,0 +1,38 @@
+"""vLLM's two arguments for the log of requests."""
+
+import logging
+
+import pytest
+
+from tests.server.conftest import Engines, Serve, Serving
+
+
+async def asked(server: Serving) -> None:
+    """Send a probe, a scrape and a request."""
+    assert (await server.ask("GET", "/ping?a=1")).status == 200
+    assert (await server.ask("GET", "/metrics")).status == 200
+    assert await server.infer() == 200
+
+
+@pytest.mark.parametrize(
+    ("environ", "logged"),
+    [
+        ({}, ["/ping", "/metrics", "/invocations"]),
+        ({"OPTION_DISABLE_ACCESS_LOG_FOR_ENDPOINTS": "/ping,/metrics"}, ["/invocations"]),
+        ({"OPTION_DISABLE_UVICORN_ACCESS_LOG": "true"}, []),
+    ],
+)
+async def test_paths_without_a_line_in_the_log(
+    serve: Serve,
+    engines: Engines,
+    caplog: pytest.LogCaptureFixture,
+    environ: dict[str, str],
+    logged: list[str],
+) -> None:
+    """They are below info, whatever their query; the others have their line."""
+    caplog.set_level(logging.INFO, "lmi_vllm.requests")
+    server = await (await serve(**environ)).ready()
+    await asked(server)
+    lines = [record for record in caplog.records if record.name == "lmi_vllm.requests"]
+    paths = [record.__dict__["fields"]["route"] for record in lines]
+    assert [path for path in paths if path in {"/ping", "/metrics", "/invocations"}] == logged
