@@ -27,7 +27,7 @@ runpy.run_module("lmi_vllm", run_name="__main__")
 """
 SPOILT_LATER = """
 import pathlib, runpy, sys
-import lmi_vllm.engine.vllm.workarounds.cpu_worker as worker
+import lmi_vllm.engine.vllm.cpu.worker as worker
 mark = pathlib.Path(__file__).with_name("make-nan")
 execute = worker.GuardedCpuWorker.execute_model
 def corrupted(self, *arguments, **named):

@@ -220,7 +220,7 @@ def vllm_server(
     """The URL of vLLM's own server; one that does not start is not tried again for each test.
 
     It compiles nothing. Otherwise it would need a C++ compiler for some requests, and end without:
-    see `engine/vllm/workarounds/cpu_compilation.py`. Its worker is in the engine's process, as ours
+    see `engine/vllm/cpu/compilation.py`. Its worker is in the engine's process, as ours
     is: on a CPU vLLM starts another, and the two look for messages of each other without a pause.
     """
     settings = {"TORCH_COMPILE_DISABLE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", **environ}

@@ -30,7 +30,7 @@ from typing import NamedTuple, NoReturn
 
 import setproctitle
 
-from lmi_vllm.engine.vllm.workarounds.companions import hide_unfit_companions
+from lmi_vllm.engine.vllm.cpu.companions import hide_unfit_companions
 from tests.support.engine_modules import import_engine_modules
 
 ROOT = Path(__file__).resolve().parent.parent

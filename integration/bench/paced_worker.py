@@ -10,7 +10,7 @@ import time
 from typing import Any, Final
 
 from integration.bench.servers import STEP_VARIABLE
-from lmi_vllm.engine.vllm.workarounds.cpu_worker import GuardedCpuWorker
+from lmi_vllm.engine.vllm.cpu.worker import GuardedCpuWorker
 
 STEP_SECONDS: Final = float(os.environ.get(STEP_VARIABLE, "0")) / 1e3
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from lmi_vllm.engine.base import Engine
+from lmi_vllm.engine.vllm.cpu.base_rows import skipping_base_rows
+from lmi_vllm.engine.vllm.cpu.compilation import uncompiled
 from lmi_vllm.engine.vllm.workarounds import is_affected, replace
-from lmi_vllm.engine.vllm.workarounds.base_rows import skipping_base_rows
-from lmi_vllm.engine.vllm.workarounds.cpu_compilation import uncompiled
 from tests.contract.adapter_loader import Loader
 from tests.contract.conftest import DEMO_ADAPTERS, LoopThread, start_demo_engine
 from tests.support.adapter_files import make_head_adapter

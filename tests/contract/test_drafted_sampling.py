@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from lmi_vllm.engine.vllm.workarounds.drafted_sampling import expanded, top_k_of_any_number
+from lmi_vllm.engine.vllm.cpu.drafted_sampling import expanded, top_k_of_any_number
 
 pytestmark = pytest.mark.vllm
 torch = pytest.importorskip("torch")

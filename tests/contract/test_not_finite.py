@@ -280,7 +280,7 @@ def test_new_blocks_are_cleared_in_every_layer_before_the_step(
     import torch  # noqa: PLC0415
     from vllm.v1.worker.cpu_worker import CPUWorker  # noqa: PLC0415 (imports vLLM)
 
-    from lmi_vllm.engine.vllm.workarounds.cpu_worker import GuardedCpuWorker  # noqa: PLC0415
+    from lmi_vllm.engine.vllm.cpu.worker import GuardedCpuWorker  # noqa: PLC0415
 
     seen = []
     full, window = torch.full((4, 2), NOT_A_NUMBER), torch.full((4, 2), NOT_A_NUMBER)

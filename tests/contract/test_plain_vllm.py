@@ -162,7 +162,7 @@ def test_plain_xgrammar_leaves_a_look_ahead_out() -> None:
 
 
 def test_plain_vllm_compiles_a_function_while_it_serves() -> None:
-    """`cpu_compilation.uncompiled`: three operations, compiled at the first request for them."""
+    """`cpu.compilation.uncompiled`: three operations, compiled at the first request for them."""
     from vllm.v1.sample.sampler import batched_count_greater_than
 
     assert hasattr(batched_count_greater_than, "_torchdynamo_orig_callable")
@@ -172,7 +172,7 @@ HEADERS = "from torch._inductor import codecache as c; print(c._HEADER_DIR, c._H
 
 
 def test_plain_torch_keeps_its_headers_beside_the_cache(tmp_path: Path) -> None:
-    """`cpu_compilation.kept_headers`: whatever TORCHINDUCTOR_CACHE_DIR says."""
+    """`cpu.compilation.kept_headers`: whatever TORCHINDUCTOR_CACHE_DIR says."""
     # A user without a name is one on a bare machine.
     environ = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "USER": "lmi"}
     found = subprocess.run(
@@ -185,7 +185,7 @@ def test_plain_torch_keeps_its_headers_beside_the_cache(tmp_path: Path) -> None:
 
 
 def test_plain_torch_has_no_finalize_loading_that_vllm_calls() -> None:
-    """`cpu_compilation.nothing_to_finalize`: code of a CPU is read, and compiled once more."""
+    """`cpu.compilation.nothing_to_finalize`: code of a CPU is read, and compiled once more."""
     from torch._dynamo.aot_compile_types import BundledAOTAutogradSerializableCallable
 
     assert not hasattr(BundledAOTAutogradSerializableCallable, "finalize_loading")

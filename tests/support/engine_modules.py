@@ -7,7 +7,7 @@ import contextlib
 import importlib
 
 ENGINE_MODULES = (
-    "lmi_vllm.engine.vllm.engine", "lmi_vllm.engine.vllm.workarounds.cpu_worker",
+    "lmi_vllm.engine.vllm.engine", "lmi_vllm.engine.vllm.cpu.worker",
     "vllm.distributed.elastic_ep.elastic_execute", "vllm.lora.punica_wrapper.punica_cpu",
     "vllm.model_executor.layers.quantization.online.base", "vllm.triton_utils.dispatcher",
     "vllm.v1.pool.flash_maxsim",

@@ -53,7 +53,7 @@ PACKAGES = {
 AWS = r"extras/object_stores/\w+\.py|extras/bench/sagemaker_client\.py"
 # Foreign library -> the files that may know it (pattern over the path below lmi_vllm).
 LIBRARIES = {
-    "vllm": r"engine/vllm/(workarounds/)?\w+\.py"
+    "vllm": r"engine/vllm/((workarounds|cpu)/)?\w+\.py"
     r"|extras/(grammar_trials/guard|legacy_models/classes|seq2seq/requests)\.py",
     "aiohttp": r"(web|server|commands)/\w+\.py|(cli|assembly)\.py"
     r"|extras/(bench/http_client|(api_docs|console|front_ends|kserve|load_reports|media_urls|root_path"
@@ -68,7 +68,7 @@ LIBRARIES = {
     "prometheus_client": r"telemetry/metrics\.py|web/management_routes\.py"
     r"|extras/(metrics|exporters/lmi_series|front_ends/series|lora_series/series)\.py",
     "opentelemetry": r"extras/traces/spans\.py",
-    "torch": r"engine/vllm/(workarounds/)?\w+\.py|extras/(seq2seq|legacy_models)/\w+\.py"
+    "torch": r"engine/vllm/((workarounds|cpu)/)?\w+\.py|extras/(seq2seq|legacy_models)/\w+\.py"
     r"|extras/(grammar_trials/guard|media_urls/tensors|pickled_adapters/convert)\.py",
     "transformers": r"engine/vllm/\w+\.py|extras/seq2seq/(decoding|model|sampling)\.py"
     r"|extras/legacy_models/classes\.py",
@@ -78,7 +78,7 @@ LIBRARIES = {
 # Besides cli.py: what vLLM is told through the environment, and what its child processes read.
 ENVIRONMENT = (
     r"(cli|extras/image/(__main__|commands))\.py|commands/serve\.py"
-    r"|engine/vllm/(configuration|start|processes|workarounds/(cpu_compilation|model_scripts))\.py"
+    r"|engine/vllm/(configuration|start|processes|cpu/compilation|workarounds/model_scripts)\.py"
 )
 
 

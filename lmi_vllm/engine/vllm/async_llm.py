@@ -31,6 +31,7 @@ from lmi_vllm.engine.turns import TurnBudget
 from lmi_vllm.engine.vllm.adapters import EngineAdapters, UsableAdapters
 from lmi_vllm.engine.vllm.client_parts import EngineParts
 from lmi_vllm.engine.vllm.configuration import VllmArguments
+from lmi_vllm.engine.vllm.cpu.zero_adapter import load_zero_adapter
 from lmi_vllm.engine.vllm.engine_calls import EngineCalls, LoadedAdapter
 from lmi_vllm.engine.vllm.names import (
     LoRARequest,
@@ -43,7 +44,6 @@ from lmi_vllm.engine.vllm.workarounds import CPU_WORKER, Scope, apply, is_needed
 from lmi_vllm.engine.vllm.workarounds.not_finite import REASON, is_marked_not_finite
 from lmi_vllm.engine.vllm.workarounds.parsers import check_reasoning
 from lmi_vllm.engine.vllm.workarounds.unsent_requests import UNSENDABLE, fault_of, unsent
-from lmi_vllm.engine.vllm.workarounds.zero_adapter import load_zero_adapter
 from lmi_vllm.errors import LmiError
 from lmi_vllm.messages import ServingProfile
 from lmi_vllm.private_folders import PrivateFolder, new_private_folder

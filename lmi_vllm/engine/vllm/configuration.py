@@ -146,7 +146,7 @@ def _cpu_adjustments(arguments: EngineArguments) -> dict[str, object]:
     if values.get("worker_cls") in (None, "auto"):
         added["worker_cls"] = CPU_WORKER
     elif values.get("enable_lora"):
-        # One more slot, for the adapter of base rows (workarounds/zero_adapter.py).
+        # One more slot, for the adapter of base rows (cpu/zero_adapter.py).
         added["max_loras"] = arguments.number("max_loras", 1) + 1
         if kept := arguments.number("max_cpu_loras", 0):
             added["max_cpu_loras"] = kept + 1

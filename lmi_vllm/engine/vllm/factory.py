@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final
 from lmi_vllm.engine.base import Engine, EngineClient
 from lmi_vllm.engine.factory import imports_without_collections
 from lmi_vllm.engine.vllm.client_parts import EngineParts
+from lmi_vllm.engine.vllm.cpu.companions import hide_unfit_companions
 from lmi_vllm.engine.vllm.processes import LOG_FORMAT_VARIABLE, new_engine_thread
 from lmi_vllm.engine.vllm.workarounds import Scope, apply_to_the_end
-from lmi_vllm.engine.vllm.workarounds.companions import hide_unfit_companions
 from lmi_vllm.errors import EngineStartError
 from lmi_vllm.messages import EngineArguments, ServingProfile
 from lmi_vllm.signals import end_children

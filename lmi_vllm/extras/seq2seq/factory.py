@@ -4,8 +4,8 @@ import asyncio
 
 from lmi_vllm.engine.base import Engine, EngineClient
 from lmi_vllm.engine.factory import imports_without_collections
+from lmi_vllm.engine.vllm.cpu.companions import hide_unfit_companions
 from lmi_vllm.engine.vllm.factory import import_failure
-from lmi_vllm.engine.vllm.workarounds.companions import hide_unfit_companions
 from lmi_vllm.messages import EngineArguments, ServingProfile
 
 

@@ -14,7 +14,7 @@ from lmi_vllm.engine.vllm.workarounds import ELSEWHERE, WORKAROUNDS
 
 ROOT: Final = Path(workarounds.__file__).parents[4]
 SEAM: Final = ROOT / "lmi_vllm/engine/vllm"
-FOLDER: Final = SEAM / "workarounds"
+FOLDERS: Final = (SEAM / "workarounds", SEAM / "cpu")
 # They keep vLLM's state of its sequences, compile grammars as the engine does, and load its media.
 EXTRAS: Final = tuple(
     ROOT / "lmi_vllm/extras" / name for name in ("token_lane", "grammar_trials", "media_urls")
@@ -140,7 +140,7 @@ FIELDS_SET: Final = {
         "made.decoder",
         "made.normalizer",
     },
-    "workarounds/cpu_worker.py": {
+    "cpu/worker.py": {
         "output.num_nans_in_logits",
         "runner.intermediate_tensors",
         "worker.distributed_init_method",
@@ -163,7 +163,7 @@ FIELDS_SET: Final = {
         "detokenizer.read_offset",
         "detokenizer.stream",
     },
-    "workarounds/prompt_logprobs.py": {"runner.num_prompt_logprobs"},
+    "cpu/prompt_logprobs.py": {"runner.num_prompt_logprobs"},
     "workarounds/scheduler.py": {
         "event.extra_keys",  # of an event that leaves the engine
         "event.lora_name",
@@ -223,7 +223,7 @@ PRIVATE_READ: Final = {
     },
     "workarounds/published_tokenizers.py": {"kind._add_tokens", "kind._pad"},  # Transformers'
     "workarounds/tool_calls.py": {"handler._make_response_output_items"},
-    "workarounds/prompt_logprobs.py": {
+    "cpu/prompt_logprobs.py": {
         "runner.lora_manager._adapter_manager",
         "wrapper._sampler_indices",
         "wrapper._token_lora_indices",
@@ -240,8 +240,8 @@ def modules() -> Iterator[tuple[str, ast.Module]]:
 
 
 def workaround_modules() -> list[Path]:
-    """Return the modules of the folder that work around a defect."""
-    return sorted(FOLDER.glob("[!_]*.py"))
+    """Return the modules of both folders that work around a defect."""
+    return sorted(path for folder in FOLDERS for path in folder.glob("[!_]*.py"))
 
 
 def foreign(node: ast.Attribute) -> bool:

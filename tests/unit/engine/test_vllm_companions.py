@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lmi_vllm.engine.vllm.workarounds.companions import suspects
+from lmi_vllm.engine.vllm.cpu.companions import suspects
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_torchvision_is_used_without_its_compiled_operators(tmp_path: Path) -> N
         tmp_path,
         """\
         import importlib.util
-        from lmi_vllm.engine.vllm.workarounds.companions import hide_unfit_companions
+        from lmi_vllm.engine.vllm.cpu.companions import hide_unfit_companions
         assert hide_unfit_companions() == ()
         assert importlib.util.find_spec("torchvision") is not None
         import torchvision.transforms
@@ -85,7 +85,7 @@ def test_companion_that_fails_to_import_is_reported_absent(
         tmp_path,
         """\
         import importlib.util
-        from lmi_vllm.engine.vllm.workarounds.companions import hide_unfit_companions
+        from lmi_vllm.engine.vllm.cpu.companions import hide_unfit_companions
         assert hide_unfit_companions() == ("torchvision",)
         assert importlib.util.find_spec("torchvision") is None
         assert importlib.util.find_spec("torchaudio") is not None

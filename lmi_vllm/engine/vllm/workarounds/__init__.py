@@ -1,10 +1,10 @@
 """Workarounds for defects of vLLM or torch: a module for each, and one list of all.
 
-A row of `WORKAROUNDS` replaces a name. It is applied only in its scope and for its releases, and
-can be undone. A row of `ELSEWHERE` is used in another place, which it names. Each row names the
-test that says when it may go: one of plain vLLM, which fails once the defect is gone. This module
-imports no vLLM: a row names its target, which is imported when the row is applied. The functions
-below the list join our classes with an operator's.
+What only a CPU needs is in `engine/vllm/cpu/`. A row of `WORKAROUNDS` replaces a name. It is
+applied only in its scope and for its releases, and can be undone. A row of `ELSEWHERE` is used in
+another place, which it names. Each row names the test that says when it may go: one of plain vLLM,
+which fails once the defect is gone. This module imports no vLLM: a row names its target, which is
+imported when the row is applied. The functions below the list join our classes with an operator's.
 """
 
 import contextlib
@@ -17,14 +17,16 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
 
-from lmi_vllm.engine.vllm.workarounds import (
+from lmi_vllm.engine.vllm.cpu import (
     base_rows,
-    cpu_compilation,
+    compilation,
     drafted_sampling,
+    prompt_logprobs,
+)
+from lmi_vllm.engine.vllm.workarounds import (
     lost_processes,
     model_length,
     model_scripts,
-    prompt_logprobs,
     published_tokenizers,
     shared_memory,
     tokenizer_files,
@@ -35,7 +37,7 @@ from lmi_vllm.errors import EngineStartError
 logger = logging.getLogger(__name__)
 
 BESIDE: Final = "|"  # stands for dots in the name of joined classes
-CPU_WORKER: Final = "lmi_vllm.engine.vllm.workarounds.cpu_worker.GuardedCpuWorker"
+CPU_WORKER: Final = "lmi_vllm.engine.vllm.cpu.worker.GuardedCpuWorker"
 Replacement = Callable[[Any], Any]  # takes the original, returns the replacement
 
 
@@ -104,7 +106,7 @@ WORKAROUNDS: Final = (
     ),
     Workaround(
         "vllm.v1.sample.sampler:batched_count_greater_than",
-        cpu_compilation.uncompiled,
+        compilation.uncompiled,
         Scope.WORKER,
         "tests/contract/test_plain_vllm.py:test_plain_vllm_compiles_a_function_while_it_serves",
     ),
@@ -116,32 +118,32 @@ WORKAROUNDS: Final = (
     ),
     Workaround(
         "vllm.model_executor.models.registry:_run_in_subprocess",
-        cpu_compilation.in_this_process,
+        compilation.in_this_process,
         Scope.CONFIGURATION,
         "tests/contract/test_workarounds.py:test_plain_vllm_starts_a_process_to_inspect_a_model_class",
     ),
     Workaround(
         "torch._inductor.codecache:_HEADER_DIR",
-        cpu_compilation.kept_headers,
+        compilation.kept_headers,
         Scope.COMPILED_CODE,
         "tests/contract/test_plain_vllm.py:test_plain_torch_keeps_its_headers_beside_the_cache",
     ),
     Workaround(
         "torch._inductor.codecache:_HEADER_LOCK_DIR",
-        cpu_compilation.kept_header_locks,
+        compilation.kept_header_locks,
         Scope.COMPILED_CODE,
         "tests/contract/test_plain_vllm.py:test_plain_torch_keeps_its_headers_beside_the_cache",
     ),
     Workaround(
         "torch._dynamo.aot_compile_types:BundledAOTAutogradSerializableCallable.finalize_loading",
-        cpu_compilation.nothing_to_finalize,
+        compilation.nothing_to_finalize,
         Scope.COMPILED_CODE,
         "tests/contract/test_plain_vllm.py:test_plain_torch_has_no_finalize_loading_that_vllm_calls",
         adds=True,
     ),
     Workaround(
         "vllm.triton_utils.dispatcher:vars",
-        cpu_compilation.names_of,
+        compilation.names_of,
         Scope.COMPILED_CODE,
         "tests/contract/test_plain_vllm.py:test_plain_vllm_reads_the_names_of_any_object",
         adds=True,
@@ -205,7 +207,7 @@ WORKAROUNDS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Elsewhere:
-    """A module of this folder that acts outside `apply`."""
+    """A module of this folder, or of `cpu/`, that acts outside `apply`."""
 
     place: str  # the function that applies it, below engine/vllm/
     test: str  # the test function, below tests/ or integration/
@@ -221,7 +223,7 @@ ELSEWHERE: Final = {
         "bridge.py", "test_plain_vllm_logs_the_fault_of_a_client_with_its_traceback"
     ),
     "companions": Elsewhere("factory.py", "test_companions_are_checked_only_with_a_cpu_torch"),
-    "cpu_worker": Elsewhere("workarounds/__init__.py", "test_two_ranks_answer_as_one"),
+    "worker": Elsewhere("workarounds/__init__.py", "test_two_ranks_answer_as_one"),
     "ignored_modules": Elsewhere(
         "configuration.py", "test_plain_vllm_loads_an_adapter_whose_modules_it_ignores"
     ),

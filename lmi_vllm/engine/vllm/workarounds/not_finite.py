@@ -7,12 +7,12 @@ out.
 
 Here vLLM's own count (`VLLM_COMPUTE_NANS_IN_LOGITS`) is acted upon: such a request ends with an
 error, and no later one finds its blocks by their prefix. On a CPU every block is cleared before a
-request gets it, by the way that vLLM has for Mamba (`cpu_worker` has the other half): a request
+request gets it, by the way that vLLM has for Mamba (`cpu.worker` has the other half): a request
 that its client ends in the very step that makes it so is not seen here any more. Vectors and scores
 of pooling models are counted here, vLLM counts logits only: such a vector becomes one NaN in
 the engine, and `async_llm` refuses that. vLLM counts NaN alone, after the masks of grammars: a row
 with +Inf, or of nothing but -Inf, would answer anything, with 200. With speculative decoding a
-request has several rows, and vLLM takes each for a request. So `cpu_worker` counts what the model
+request has several rows, and vLLM takes each for a request. So `cpu.worker` counts what the model
 gave; with any other worker it is vLLM's count, and with speculative decoding none.
 
 The scheduler is replaced (by `scheduler`) with `scheduler_cls`, vLLM's own way, on every

@@ -1,4 +1,4 @@
-"""vLLM's schedulers with the workarounds for their defects, as `cpu_worker` is for workers.
+"""vLLM's schedulers with the workarounds for their defects, as `cpu.worker` is for workers.
 
 `scheduler_cls` names them, vLLM's own way to replace the scheduler; an operator's own is joined
 with ours. They end requests whose numbers are not finite, forget their blocks and have blocks

@@ -1,0 +1,1 @@
+"""What only a CPU needs: on GPUs nothing of this folder is used."""
