@@ -99,11 +99,11 @@ async def open_listeners(  # noqa: PLR0913, PLR0917 - one name for each thing th
         print_lines(*_urls(url, options), f"Listening on {url}")
         return Listeners(url, curl_line(url, has_key=context.has_key), (runner,), address)
     inference = replace(options, routes=Routes.INFERENCE)
-    management = replace(options, routes=Routes.MANAGEMENT)
     runner, address = await open_port(plan.inference, service, inference, tls, inner_socket)
     url = address.url()
     context = replace(context, address=plan.management, inference_url=url)
-    management = replace(management, groups=(*parts.groups, *_groups(context, parts)))
+    groups = (*parts.groups, *_groups(context, parts))
+    management = replace(options, routes=Routes.MANAGEMENT, groups=groups)
     try:
         second, second_address = await open_port(plan.management, service, management, tls)
     except StartupError:

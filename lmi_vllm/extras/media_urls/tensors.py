@@ -19,7 +19,7 @@ import pickletools
 import re
 import struct
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from math import prod
 from typing import Any, Final
@@ -66,20 +66,40 @@ def load_within(load: Callable[..., Any], file: Any, **options: Any) -> Any:
     Raises:
         ValueError: it is larger, or cannot be read.
     """
+    return _within(load, file, options, _check_archive, _size_of_tensor)
+
+
+def load_array_within(load: Callable[..., Any], file: Any, **options: Any) -> Any:
+    """As `load_within`, for an array; `load` is numpy's own function."""
+    return _within(load, file, options, _size_of_array, lambda array: int(array.nbytes))
+
+
+def _within(
+    load: Callable[..., Any],
+    file: Any,
+    options: Mapping[str, Any],
+    declared_size: Callable[[io.BytesIO], int],
+    size_of: Callable[[Any], int],
+) -> Any:
     if not isinstance(file, io.BytesIO):
         return load(file, **options)
     most = file.getbuffer().nbytes
+    loaded = None
     try:
-        size = _check_archive(file)
+        size = declared_size(file)
         file.seek(0)
-        tensor = load(file, **options) if size <= most else None
-        if tensor is not None:
-            size = tensor.numel() * tensor.element_size()
+        if size <= most:
+            loaded = load(file, **options)
+            size = size_of(loaded)
     except (Exception, RecursionError) as error:
         raise ValueError(f"a tensor cannot be read: {error}") from error
     if size > most:
         raise ValueError(f"a tensor has {size} bytes when it is loaded, and {most} in the request")
-    return tensor
+    return loaded
+
+
+def _size_of_tensor(tensor: Any) -> int:
+    return int(tensor.numel() * tensor.element_size())
 
 
 def _check_archive(file: io.BytesIO) -> int:
@@ -143,26 +163,6 @@ def check_pickle(pickle: bytes) -> None:
         if opcode.name in _GETS and argument not in texts:
             raise ValueError("its pickle repeats more than texts")
         before = opcode.name
-
-
-def load_array_within(load: Callable[..., Any], file: Any, **options: Any) -> Any:
-    """Load an array that is no larger than its bytes; `load` is numpy's own function.
-
-    Raises:
-        ValueError: it is larger, or cannot be read.
-    """
-    if not isinstance(file, io.BytesIO):
-        return load(file, **options)
-    most = file.getbuffer().nbytes
-    try:
-        size = _size_of_array(file)
-        file.seek(0)
-        array = load(file, **options) if size <= most else None
-    except Exception as error:
-        raise ValueError(f"a tensor cannot be read: {error}") from error
-    if array is None:
-        raise ValueError(f"a tensor has {size} bytes when it is loaded, and {most} in the request")
-    return array
 
 
 def _size_of_array(file: io.BytesIO) -> int:

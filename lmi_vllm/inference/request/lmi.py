@@ -54,11 +54,9 @@ def parse_lmi_request(
     profile: ServingProfile,
     tgi_route: TgiRoute | None = None,
     *,
-    has_token_hook: bool = False,
+    has_token_hook: bool = False,  # which gets log probabilities
 ) -> LmiRequest:
     """Return the typed request of an `inputs` payload; TGI's own routes have their defaults.
-
-    A token hook gets log probabilities, too.
 
     Raises:
         PayloadError: names the field and what is allowed.
