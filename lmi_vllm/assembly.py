@@ -83,7 +83,7 @@ CONFIGURES: Final[tuple[Configures, ...]] = (
     # Where models and adapters come from.
     hub, object_stores,
     # What may refuse a start.
-    secure_mode, free_memory, tls, custom_code,
+    secure_mode, free_memory, tls, custom_code, requirements,
     # The meaning of settings: names of other servers come before what they may stand for.
     retired_options, speculation, lmcache, nodes, guide_defaults,
     # Engines, and models that vLLM lacks: an architecture is mapped before an engine is chosen.

@@ -129,17 +129,23 @@ def translation_of(
     environ: Mapping[str, str],
     read: ModelReader,
     configuration: Configuration,
+    *,
+    needs_model: bool = True,
 ) -> Translation:
-    """The translation for these devices, with faults of the listeners' files and users' code."""
+    """The translation for these devices, with all faults that end a start before the engine."""
     devices = devices_of(arguments, environ)
     translation = configuration.translator.translate_start(settings, environ, devices, read)
     warnings, errors = [*translation.warnings], [*translation.errors]
     errors += listener_errors(settings, environ, configuration.make_tls)
-    try:
-        if translation.model is not None:
-            warnings += configuration.check_code(settings, translation.model)
-    except StartupError as error:
-        errors.append(error.text)
+    model, missing = translation.model, translation.missing
+    if needs_model and missing is not None and str(missing) not in errors:
+        errors.append(str(missing))
+    if model is not None:
+        errors += [fault for check in configuration.file_checks for fault in check(settings, model)]
+        try:
+            warnings += configuration.check_code(settings, model)
+        except StartupError as error:
+            errors.append(error.text)
     return replace(translation, warnings=tuple(warnings), errors=tuple(errors))
 
 

@@ -20,6 +20,7 @@ from lmi_vllm.config.properties import (
 )
 from lmi_vllm.config.raw_source import RawSource, Reading
 from lmi_vllm.config.resolve import Resolver, report_hidden
+from lmi_vllm.config.secrets import mask_text
 from lmi_vllm.config.setting import (
     FILE_PREFIX,
     CommandLine,
@@ -186,7 +187,8 @@ class _Load:
             for raw in others.values:
                 is_variable = raw.key.isupper() and not raw.key.startswith(SERVING_PREFIX)
                 if is_variable and raw.key not in self._variables():
-                    self.report.warn(f"{raw.origin} has no effect: set {raw.key}={raw.text}")
+                    shown = mask_text(raw.key, raw.text)
+                    self.report.warn(f"{raw.origin} has no effect: set {raw.key}={shown}")
 
     def _variables(self) -> frozenset[str]:
         return frozenset(row.name for row in self.table.rows.variables)

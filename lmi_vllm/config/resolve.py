@@ -17,6 +17,10 @@ from lmi_vllm.messages import DEFAULT_ORIGIN, Origin, OriginKind
 _UNPREFIXED_OPTIONS: Final = ("model_loading_timeout", "normalize")
 
 
+_VARIABLES: Final = frozenset((OriginKind.VARIABLE, OriginKind.ALIAS))
+_HIDING: Final = _VARIABLES | {OriginKind.FILE}
+
+
 class Resolver:
     """Turns rows and texts of one level into settings; warnings and errors go into `report`.
 
@@ -214,10 +218,11 @@ def vllm_reader(row: Option) -> Parser:
 
 
 def report_hidden(model: Layers, report: Report) -> None:
-    """Warn of model ids that differ from the one that counts, and of variables behind a file.
+    """Warn of model ids that differ from the one that counts, and of variables that do not count.
 
-    A variable that a file hides surprises the operator: the file came with the model. A flag that
-    hides one was typed for this very start.
+    A variable that a file or another variable hides surprises the operator: the file came with the
+    model, the other was set for another server. A flag that hides one was typed for this very
+    start.
     """
     for key, winner in model.winners.items():
         others = [raw for raw in model.hidden if raw.key == key and raw.text != winner.text]
@@ -227,7 +232,7 @@ def report_hidden(model: Layers, report: Report) -> None:
                 f"model id {mask_text('model_id', winner.text)} ({winner.origin}) is served; "
                 f"not used: {names}"
             )
-        elif winner.origin.kind is OriginKind.FILE:
+        elif winner.origin.kind in _HIDING:
             for raw in others:
-                if raw.origin.kind in {OriginKind.VARIABLE, OriginKind.ALIAS}:
+                if raw.origin.kind in _VARIABLES:
                     report.warn(f"{raw.stated} is not used: {winner.stated} comes first")

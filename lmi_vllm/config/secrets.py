@@ -16,7 +16,7 @@ _SECRET_WORDS: Final = frozenset(
 _OF_THE_MODEL: Final = re.compile(
     r"(?:^|_)per_token(?:$|_)|_token_(?:threshold|ids?$|index$|prob$|budgets$|dropout$)|"
     r"max_token_num$|adapter_token$|token_lane$|header_key$|^pass_config$|"
-    r"(?:^|_)key_(?:value_(?:attention_)?(?:heads|groups)|heads?|dim|multiplier)(?:$|_)"
+    r"(?:^|_)key_(?:value_(?:attention_)?(?:heads|groups)|heads?|dim|multiplier)(?:$|_)|_file$"
 )
 # The name of a JSON member and its colon; without quotes, too, as in what people type.
 _MEMBER: Final = re.compile(
@@ -34,7 +34,7 @@ def is_secret(name: str) -> bool:
     """Whether `name` has a secret's word as a whole word (`hf_token`, not `max_tokens`).
 
     Some names have the word and are of the model: `..._per_token`, `pad_token_id`,
-    `num_key_value_heads`. `..._header_key` is the name of a header.
+    `num_key_value_heads`. `..._header_key` is the name of a header, `..._file` a path.
     """
     if _OF_THE_MODEL.search(name.lower()):
         return False

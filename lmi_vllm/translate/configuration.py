@@ -23,6 +23,8 @@ from lmi_vllm.translate.explain import ExplainedDefaults, Explanation, explain
 
 # Warnings of users' code, without running it; a StartupError where it cannot be loaded.
 CheckCode = Callable[[Settings, ModelArtifacts], tuple[str, ...]]
+# Errors of a local model's files, which a start finds before the engine, too.
+CheckFiles = Callable[[Settings, ModelArtifacts], tuple[str, ...]]
 MakeSecurity = Callable[[OptionTable], SecurityChecks]
 
 
@@ -39,6 +41,7 @@ class Configuration:
     security: SecurityChecks
     make_tls: MakeTls
     check_code: CheckCode
+    file_checks: tuple[CheckFiles, ...]
     defaults: ExplainedDefaults
     model_classes: Mapping[str, str]
 
@@ -76,6 +79,7 @@ class ConfigurationBuilder:
         self._security: Slot[MakeSecurity] = Slot("secure mode")
         self._tls: Slot[MakeTls] = Slot("TLS")
         self._code: Slot[CheckCode] = Slot("users' code")
+        self._files: list[CheckFiles] = []
         self._defaults: Slot[ExplainedDefaults] = Slot("defaults that are explained")
 
     def settings(self, *kinds: type[ExtraSettings]) -> None:
@@ -114,6 +118,10 @@ class ConfigurationBuilder:
         """Set the check of users' code."""
         self._code.fill(check)
 
+    def files(self, check: CheckFiles) -> None:
+        """Add a check of a local model's files, for `explain` and `validate`."""
+        self._files.append(check)
+
     def explained(self, defaults: ExplainedDefaults) -> None:
         """Set what `explain` adds about defaults."""
         self._defaults.fill(defaults)
@@ -129,6 +137,7 @@ class ConfigurationBuilder:
             self._security.value(options),
             self._tls.value,
             self._code.value,
+            tuple(self._files),
             self._defaults.value,
             MappingProxyType(self._model_classes),
         )

@@ -29,6 +29,7 @@ class Explanation:
     options: tuple[Mapping[str, object], ...]
     warnings: tuple[str, ...]
     errors: tuple[str, ...]
+    checked: tuple[str, ...] = ()  # by `validate`
 
     @property
     def exit_code(self) -> int:
@@ -152,10 +153,19 @@ def as_table(explanation: Explanation) -> str:
     """The explanation for a terminal."""
     lines = [*_aligned([_COLUMNS, *_cells(explanation)]), "", "Engine arguments"]
     lines += [f"  {name} = {_compact(value)}" for name, value in explanation.engine_args.items()]
-    for title, sentences in (("Warnings", explanation.warnings), ("Errors", explanation.errors)):
-        if sentences:
-            lines += ["", title, *(f"  {sentence}" for sentence in sentences)]
+    for title, sentences in _findings(explanation):
+        lines += ["", title, *(f"  {sentence}" for sentence in sentences)]
     return "\n".join(lines)
+
+
+def _findings(explanation: Explanation) -> Iterable[tuple[str, tuple[str, ...]]]:
+    """The sentences below a table, each kind under its title."""
+    kinds = {
+        "Checked": explanation.checked,
+        "Warnings": explanation.warnings,
+        "Errors": explanation.errors,
+    }
+    return ((title, sentences) for title, sentences in kinds.items() if sentences)
 
 
 def _cells(explanation: Explanation) -> list[tuple[str, ...]]:
@@ -190,9 +200,8 @@ def as_markdown(explanation: Explanation) -> str:
         _markdown_row([name, _compact(value)]) for name, value in explanation.engine_args.items()
     ]
     lines += ["", "## Engine arguments", "", "| argument | value |", "| --- | --- |", *arguments]
-    for title, sentences in (("Warnings", explanation.warnings), ("Errors", explanation.errors)):
-        if sentences:
-            lines += ["", f"## {title}", "", *(f"* {sentence}" for sentence in sentences)]
+    for title, sentences in _findings(explanation):
+        lines += ["", f"## {title}", "", *(f"* {sentence}" for sentence in sentences)]
     return "\n".join(lines)
 
 

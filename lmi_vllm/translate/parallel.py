@@ -55,12 +55,20 @@ def _tensor_size(
     return size
 
 
+def _label_of_copies(draft: ArgumentDraft, span: int) -> str:
+    """What asks for more than one rank, where the tensor parallel degree does not."""
+    details = draft.settings.model.details
+    if span > 1:
+        return details.pipeline_parallel_degree.label
+    return draft.label("data_parallel_size")
+
+
 def _assign_cpu_ranks(draft: ArgumentDraft, degree: Setting, span: int) -> None:
     """Set copies only if they are configured; fail above the CPU ranks that vLLM can place."""
     limit = draft.devices.cpu_rank_limit
     wanted = span * max(1, _put_copies(draft) or 1)
     if limit is not None and wanted > limit:
-        label = degree.label if degree.is_set else "pipeline_parallel_degree"
+        label = degree.label if degree.is_set else _label_of_copies(draft, span)
         draft.fail(
             f"{label} asks for {wanted} devices and there is no GPU; not enough devices (CPU ranks "
             f"need a NUMA node each or VLLM_CPU_OMP_THREADS_BIND)",

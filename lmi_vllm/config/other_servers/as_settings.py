@@ -18,7 +18,7 @@ from lmi_vllm.config.other_servers.tgi_variables import (
     pair_replacements,
 )
 from lmi_vllm.config.other_servers.vllm_flags import Flag, is_flag, read_flags, read_variables
-from lmi_vllm.config.other_servers.vllm_server import FRONT_END, replacement_of
+from lmi_vllm.config.other_servers.vllm_server import FRONT_END, problem_of, replacement_of
 from lmi_vllm.config.setting import FILE_PREFIX, OtherSettings, RawValue
 from lmi_vllm.messages import Origin, OriginKind
 
@@ -57,7 +57,7 @@ class _Found:
         if flag.is_unknown and self.kind is OriginKind.VARIABLE:
             self.unknown.append(f"{flag.written} is not known and has no effect: {flag.problem}")
         elif flag.problem:
-            self.errors.append(f"{flag.source}: {flag.problem}")
+            self.errors.append(f"{flag.source}: {problem_of(flag, self.options)}")
         else:
             self.add(replacement_of(flag, flags, self.options), flag.source, flag.written)
 

@@ -15,6 +15,7 @@ from lmi_vllm.config.other_servers.replacement import (
 )
 from lmi_vllm.config.other_servers.vllm_flags import Flag
 from lmi_vllm.config.parsers import words
+from lmi_vllm.config.vllm_schema import load_release
 
 _NO_CLIENT_CERTIFICATES: Final = "client certificates are not checked; put a proxy in front"
 
@@ -77,7 +78,7 @@ _OTHER: Final = not_needed("it belongs to vLLM's own HTTP server, which this ser
 def replacement_of(flag: Flag, flags: Sequence[Flag], options: OptionTable) -> Replacement:
     """Return what one flag of vLLM becomes."""
     if flag.problem:
-        return Replacement(None, why=flag.problem, is_refused=True)
+        return Replacement(None, why=problem_of(flag, options), is_refused=True)
     if flag.name in FRONT_END:
         return FRONT_END[flag.name](flag.text)
     if flag.name in _SERVER_SETTINGS:  # vLLM's engine has it, and here the server does it
@@ -87,6 +88,16 @@ def replacement_of(flag: Flag, flags: Sequence[Flag], options: OptionTable) -> R
     if flag.is_engine or options.find(flag.name) is not None:
         return Replacement(f"option.{_OPTIONS.get(flag.name, flag.name)}", flag.text)
     return _OTHER(flag.text)
+
+
+def problem_of(flag: Flag, options: OptionTable) -> str:
+    """Return why a flag cannot be used; one that vLLM lacks may be an option of this server's."""
+    if not flag.is_unknown or (row := options.find(flag.name)) is None:
+        return flag.problem
+    return (
+        f"vLLM {load_release().release} has no such flag; option.{row.name} is this server's own: "
+        f"set OPTION_{row.name.upper()}, or write it into serving.properties"
+    )
 
 
 def vllm_address(flags: Sequence[Flag]) -> str:

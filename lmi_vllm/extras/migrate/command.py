@@ -10,6 +10,7 @@ from pathlib import Path
 from lmi_vllm.commands.explain import write_answer
 from lmi_vllm.config.other_servers.tgi_variables import TGI_PAIRS, TGI_VARIABLES
 from lmi_vllm.config.properties import PropertiesFile, read_properties
+from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import ConfigurationError
 from lmi_vllm.extras.migrate.carried import carry, report_unread
 from lmi_vllm.extras.migrate.environment_files import flags_in, read_environment
@@ -64,7 +65,9 @@ def run(
     file = _read_properties(arguments.properties) if arguments.properties else None
     server = _server_of(arguments.server, variables, file, flags)
     migration = _migrate(server, variables, file, flags, configuration)
-    carry(migration, variables, _read_names(migration, variables, file), is_given=is_given)
+    settings = migration.read(variables, file).settings
+    read = _read_names(migration, variables, settings)
+    carry(migration, variables, read, settings, is_given=is_given)
     report_unread(migration, [name for name, text in found.items() if text is None])
     if is_given and (unread := flags_in(arguments.environment)):
         why = "arguments of a command are not read from a file: give them as migrate -- ARGUMENTS"
@@ -92,16 +95,13 @@ def _server_of(
     return detect_server(variables, file, bool(flags))
 
 
-def _read_names(
-    migration: Migration, variables: Mapping[str, str], file: PropertiesFile | None
-) -> set[str]:
+def _read_names(migration: Migration, variables: Mapping[str, str], settings: Settings) -> set[str]:
     """Return the variables that the migration has read as settings, or named."""
     named = {step.source.partition("=")[0] for step in migration.steps}
     if migration.server is SourceServer.TGI:
         return {*named, *TGI_VARIABLES, *TGI_PAIRS}
     if migration.server is not SourceServer.LMI:
         return {*named, *(name for name in variables if name.startswith("SM_VLLM_"))}
-    settings = migration.read(variables, file).settings
     origins = {setting.origin.name for setting in (*settings.all_details(), *settings.others)}
     kept = {row.name for row in migration.configuration.options.rows.variables}
     return ((origins - kept) | named) - {"SAGEMAKER_BIND_TO_PORT"}

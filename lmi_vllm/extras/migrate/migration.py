@@ -88,7 +88,7 @@ class Migration:
     def _write(self, key: str, text: str, kind: OriginKind) -> str:
         """Set `key`; a value with a secret is never copied, the report has its new name alone."""
         shown = mask_text(key.removeprefix(FILE_PREFIX), text)
-        if shown != text and not key.endswith("_FILE"):
+        if shown != text:
             return f"{key} (set it to the same value)"
         (self.environment if kind is OriginKind.VARIABLE else self.properties)[key] = text
         return f"{key}={shown}"

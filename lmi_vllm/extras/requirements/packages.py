@@ -86,6 +86,17 @@ def checked_constraints(requirements: Path) -> Mapping[str, Constraint]:
     return constraints
 
 
+def faults(directory: Path | None) -> tuple[str, ...]:
+    """Return a sentence for each line of a model directory's file that is refused."""
+    file = requirements_of(directory)
+    try:
+        if file is not None:
+            checked_constraints(file)
+    except ConfigurationError as error:
+        return error.problems
+    return ()
+
+
 def requirements_of(directory: Path | None) -> Path | None:
     """Return the requirements.txt of a model directory; None where it has none."""
     path = directory / REQUIREMENTS if directory is not None else None

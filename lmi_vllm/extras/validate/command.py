@@ -3,7 +3,7 @@
 import argparse
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -26,6 +26,8 @@ from lmi_vllm.translate.configuration import Configuration
 from lmi_vllm.translate.explain import FORMATS, Explanation
 
 _MIB: Final = 1 << 20
+_SETTINGS_ALONE: Final = "the settings alone"
+_CODE: Final = ("model.py", "requirements.txt")
 _NVIDIA_SMI_SECONDS: Final = 5.0
 
 
@@ -45,13 +47,18 @@ def run(
     read = reader_of(arguments, settings, environ, configuration, with_size=True)
     if arguments.config:
         read = _reader_of_directory(Path(arguments.config))
-    translation = translation_of(arguments, settings, environ, read, configuration)
+    translation = translation_of(
+        arguments, settings, environ, read, configuration, needs_model=not arguments.config
+    )
     files = read_directory(Path(arguments.config)) if arguments.config else _known(translation)
     memory = arguments.device_memory * GIB if arguments.device_memory else _device_bytes()
     given = {**environ, **settings.environment_exports}
     allows_long = given.get(ALLOW_LONG, "").strip().lower() in ("1", "true")
     memory = None if memory is None else int(memory)
     result = validate(translation, files, memory, configuration, allows_long=allows_long)
+    if files.config is not None:
+        checked = _checked(translation, files, arguments.config, memory)
+        result = replace(result, checked=tuple(checked))
     write_answer(FORMATS[arguments.format](result))
     return result.exit_code
 
@@ -67,8 +74,9 @@ def validate(
     """Return the explanation with the findings of the checks and the memory estimate."""
     explanation, arguments = configuration.explain(translation), translation.arguments.values
     if files.config is None:
-        said = dict.fromkeys((*explanation.warnings, files.unread_warning))
-        return replace(explanation, warnings=tuple(said))
+        others = tuple(one for one in explanation.warnings if one != files.unread_warning)
+        faults = tuple(dict.fromkeys((*explanation.errors, files.unread_warning)))
+        return replace(explanation, warnings=others, errors=faults, checked=(_SETTINGS_ALONE,))
     shape = read_shape(files.config)
     findings = check_model(shape, arguments, configuration, allows_long=allows_long)
     estimate = estimate_memory(shape, arguments, files.weight_bytes, device_bytes)
@@ -87,6 +95,25 @@ def validate(
         warnings=tuple(dict.fromkeys((*explanation.warnings, *warnings))),
         errors=tuple(dict.fromkeys((*explanation.errors, *errors))),
     )
+
+
+def _checked(
+    translation: Translation, files: ModelFiles, folder: str | None, memory: int | None
+) -> Iterator[str]:
+    """Yield what was checked: an answer without errors says no more than this."""
+    model = translation.model
+    place = folder or (mask_urls(model.model) if model is not None else "")
+    yield f"{len(translation.arguments.values)} engine arguments against config.json of {place}"
+    if files.weight_bytes is not None:
+        yield f"the size of its weights, {files.weight_bytes / GIB:.2f} GiB"
+    if memory is None:
+        yield "no GPU's memory: none is here, and --device-memory was not given"
+    else:
+        yield f"the memory of one GPU of {memory / GIB:.1f} GiB"
+    directory = model.directory if model is not None else None
+    for name in _CODE:
+        if directory is not None and (directory / name).is_file():
+            yield f"{directory / name}"
 
 
 def _reader_of_directory(directory: Path) -> ModelReader:

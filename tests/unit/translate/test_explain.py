@@ -59,9 +59,10 @@ def test_explain_is_cheap_and_imports_nothing_heavy(model: tuple[str, ...]) -> N
 
 
 def test_document_has_the_promised_shape(explained: ExplainRun) -> None:
-    """Five keys; an option has six; warnings and errors are sentences."""
+    """Six keys; an option has six; warnings and errors are sentences."""
     run = explained("option.bedrock_compat=4\noption.dtype=int8", "HF_MODEL_ID=a/b")
-    assert list(run.document) == ["engine_args", "server", "options", "warnings", "errors"]
+    names = ["engine_args", "server", "options", "warnings", "errors", "checked"]
+    assert list(run.document) == names
     keys = {"name", "value", "origin", "effect", "target", "note"}
     assert all(set(row) == keys for row in run.document["options"])
     assert all(isinstance(text, str) for text in (*run.warnings, *run.errors))
@@ -114,7 +115,7 @@ def test_no_format_shows_a_secret(form: str) -> None:
 
 
 NAMES = (
-    ("HF_TOKEN", True), ("api_key", True), ("LMI_API_KEY_FILE", True), ("keystore_pass", True),
+    ("HF_TOKEN", True), ("api_key", True), ("LMI_API_KEY_FILE", False), ("keystore_pass", True),
     ("AWS_SECRET_ACCESS_KEY", True), ("max_num_batched_tokens", False), ("tokenizer_mode", False),
     ("monkey", False), ("passenger", False), ("MY_CREDENTIALS", True), ("db-password", True),
 )  # fmt: skip
@@ -139,7 +140,11 @@ def test_table_and_markdown_hold_every_option_and_argument(explained: ExplainRun
 
 def test_text_that_is_no_utf8_is_shown_as_escapes() -> None:
     """Any bytes may stand in the environment; the answer stays readable and valid JSON."""
-    environ = {"OPTION_REVISION": "caf\udce9", "PYTHONIOENCODING": "ascii"}
+    environ = {
+        "OPTION_REVISION": "caf\udce9",
+        "PYTHONIOENCODING": "ascii",
+        "SERVING_LOAD_MODELS": "NONE",
+    }
     command = [sys.executable, "-m", "lmi_vllm", "explain", "--format"]
     for form in FORMATS:
         done = subprocess.run([*command, form], env=environ, capture_output=True, check=True)

@@ -167,3 +167,10 @@ def test_adapters_that_cannot_be_read_are_refused(text: str) -> None:
     """Nothing is passed over."""
     with pytest.raises(ValueError, match=r"name|two sources|JSON"):
         lora_modules(text)
+
+
+def test_flag_of_an_older_release_names_the_option_that_stands_for_it() -> None:
+    """`--task` was vLLM's; no name of a flag is similar."""
+    (error,) = from_flags(["--task", "embed"], OPTIONS).errors
+    assert "option.task" in error
+    assert "OPTION_TASK" in error

@@ -488,3 +488,38 @@ def test_settings_without_a_variable_stay_in_the_file(tmp_path: Path) -> None:
     variables, rest = as_variables(migration)
     assert variables == {"OPTION_MODEL_ID": "a/b", "SERVING_JOB_QUEUE_SIZE": "9"}
     assert rest == {"maxWorkers": "2"}
+
+
+def reported(tmp_path: Path, migrated: Migrate, *lines: str) -> str:
+    """The report of a migration of these variables."""
+    given = tmp_path / "given.env"
+    given.write_text("\n".join(lines), encoding="utf-8")
+    return json.dumps(migrated({}, "--environment", str(given))[1])
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (["OPTION_MAX_MODEL_LEN=None"], "None is no value: the variable counts as unset"),
+        (["OPTION_DTYPE=nothing"], "it cannot be used, see below"),
+        (["HF_REVISION=v1", "OPTION_REVISION=v1"], "says the same, and counts"),
+        (["HF_REVISION=v1", "OPTION_REVISION=v2"], "option.revision=v1 (HF_REVISION) counts"),
+        (
+            ["SAGEMAKER_BIND_TO_PORT=9000", "SERVING_INFERENCE_ADDRESS=http://0.0.0.0:8080"],
+            "SERVING_INFERENCE_ADDRESS) counts",
+        ),
+    ],
+)
+def test_variable_that_does_not_count_is_reported_with_what_does(
+    tmp_path: Path, migrated: Migrate, lines: list[str], said: str
+) -> None:
+    """`another value counts` was said of all of them."""
+    assert said in reported(tmp_path, migrated, "HF_MODEL_ID=a/b", *lines)
+
+
+def test_tgi_s_own_switch_of_graphs_counts_beside_lmi_s(tmp_path: Path, migrated: Migrate) -> None:
+    """ENABLE_CUDA_GRAPHS was kept as a variable that is not read; it is, and said the opposite."""
+    lines = ("MODEL_ID=a/b", "NUM_SHARD=1", "CUDA_GRAPHS=0", "ENABLE_CUDA_GRAPHS=true")
+    assert "option.enforce_eager=true counts" in reported(tmp_path, migrated, *lines)
+    alone = reported(tmp_path, migrated, "HF_MODEL_ID=a/b", "CUDA_GRAPHS=0")
+    assert "kept; this server does not read it" in alone

@@ -81,7 +81,7 @@ def test_explain_names_files_that_a_listener_could_not_use(
     found = explained("option.model_id=a/b", environ)
     assert found.exit_code == 2
     assert found.errors == [
-        "LMI_API_KEY_FILE ***: No such file or directory",
+        f"LMI_API_KEY_FILE {missing}: No such file or directory",
         f"certificate_file {tmp_path}/server.crt: No such file or directory",
     ]
     half = {name: text for name, text in environ.items() if "KEY_FILE" not in name}

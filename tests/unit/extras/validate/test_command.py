@@ -225,10 +225,10 @@ def test_fixed_cache_size_is_the_limit(validated: Validate) -> None:
 def test_model_without_config_is_reported_as_unchecked(validated: Validate) -> None:
     """Nothing is promised that was not looked at."""
     code, document = validated(None)
-    assert code == 0
-    assert "not checked against the model" in document["warnings"][-1]
+    assert code == 2
+    assert "not checked against the model" in document["errors"][-1]
     _, document = validated(None, {"HF_MODEL_ID": "a/b"}, "--offline")
-    assert "--offline" in document["warnings"][-1]
+    assert "--offline" in document["errors"][-1]
 
 
 class HubHandler(BaseHTTPRequestHandler):
@@ -301,10 +301,10 @@ def test_config_of_an_s3_model_is_fetched_and_nothing_else(
     assert "tiny/model.safetensors" not in empty_store.objects_sent
     environ["HF_MODEL_ID"] = f"s3://{BUCKET}/nothing/"
     code, document = validated(None, environ)
-    assert "no config.json" in document["warnings"][-1]
+    assert "no config.json" in document["errors"][-1]
     environ["HF_MODEL_ID"] = "s3://no-such-bucket/x/"
     code, document = validated(None, environ)
-    assert "does not exist" in document["warnings"][-1]
+    assert "does not exist" in document["errors"][-1]
     assert empty_store.environ["AWS_SECRET_ACCESS_KEY"] not in json.dumps(document)
 
 
