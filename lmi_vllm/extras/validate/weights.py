@@ -12,7 +12,7 @@ from lmi_vllm.checks.model import number_of, text_part
 # Families whose MLP has no gate: two matrices instead of three.
 _WITHOUT_GATE: Final = (
     "bloom", "codegen", "falcon", "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox", "gptj", "mpt",
-    "nemotron", "opt", "phi", "starcoder2",
+    "nemotron", "opt", "persimmon", "phi", "starcoder2",
 )  # fmt: skip
 # Families that share the embedding with the output unless config.json says otherwise.
 _TIED: Final = (
