@@ -105,6 +105,9 @@ def _one_call_is_enough(a: str, b: str, src: str) -> str:
     french = ask(b, "fr")
     assert french == ask(a, "fr") != ask(a, "")
     assert call(b, "/adapters/fr").json() == call(a, "/adapters/fr").json()
+    for lora_path, status in ((src, 200), (f"{src}-other", 400)):  # a controller calls each
+        body = {"lora_name": "fr", "lora_path": lora_path}
+        assert call(b, "/v1/load_lora_adapter", body).status == status
     return french
 
 

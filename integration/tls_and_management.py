@@ -179,7 +179,7 @@ def routes_of(routes: Routes) -> list[tuple[str, str]]:
 
 def test_api_keys_guard_every_route_on_both_listeners(server_process: StartServer) -> None:
     """Without a key, and with a wrong one, only the health routes answer; with it, all do."""
-    both = start_both(server_process, LMI_API_KEY=KEY)
+    both = start_both(server_process, LMI_API_KEY=KEY, LMI_OPEN_SIGNALS="off")
     for url, routes in ((both.inference, Routes.INFERENCE), (both.management, Routes.MANAGEMENT)):
         for method, path in routes_of(routes):
             is_open = path in OPEN_PATHS or path in PROBES
@@ -190,6 +190,19 @@ def test_api_keys_guard_every_route_on_both_listeners(server_process: StartServe
             assert answer.status != 401, (method, path)
     assert call(both.inference, "/nothing").status == 401
     assert KEY not in both.server.stderr + "".join(both.server.seen)
+
+
+def test_routers_need_no_key_on_the_management_address(server_process: StartServer) -> None:
+    """For what they read; on the inference address only where LMI_OPEN_SIGNALS=on."""
+    signals = ("/metrics", "/server/metrics", "/v1/models")
+    both = start_both(server_process, LMI_API_KEY=KEY)
+    assert [call(both.management, path).status for path in signals] == [200] * 3
+    assert call(both.inference, "/v1/models").status == 401
+    for method, path in (("GET", "/adapters"), ("POST", "/v1/load_lora_adapter")):
+        assert call(both.management, path, method=method).status == 401
+    both = start_both(server_process, LMI_API_KEY=KEY, LMI_OPEN_SIGNALS="on")
+    assert call(both.inference, "/v1/models").status == 200
+    assert call(both.inference, "/v1/completions", {"prompt": "x"}).status == 401
 
 
 def test_unix_socket_answers(server_process: StartServer, tmp_path: Path) -> None:

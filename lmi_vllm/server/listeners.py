@@ -103,7 +103,8 @@ async def open_listeners(  # noqa: PLR0913, PLR0917 - one name for each thing th
     url = address.url()
     context = replace(context, address=plan.management, inference_url=url)
     groups = (*parts.groups, *_groups(context, parts))
-    management = replace(options, routes=Routes.MANAGEMENT, groups=groups)
+    is_open = settings.server.lmi_open_signals != "off"
+    management = replace(options, routes=Routes.MANAGEMENT, groups=groups, has_open_signals=is_open)
     try:
         second, second_address = await open_port(plan.management, service, management, tls)
     except StartupError:
@@ -161,6 +162,7 @@ def web_options(settings: Settings, parts: RouteParts) -> WebOptions:
         max_request_size=server.max_request_size,
         request_id_header=server.request_id_header_key,
         api_keys=api_keys(server),
+        has_open_signals=server.lmi_open_signals == "on",
         is_health_liveness=server.lmi_health_route == "liveness",
         allows_handler_override=server.allow_request_handler_override,
         prefix=parts.make_prefix(settings),

@@ -4,7 +4,7 @@ from aiohttp import web
 
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.web.connection import WriteBatch
-from lmi_vllm.web.engine_routes import add_openai_routes
+from lmi_vllm.web.engine_routes import add_list_of_models, add_openai_routes
 from lmi_vllm.web.inference_routes import add_health_routes, add_inference_routes
 from lmi_vllm.web.management_routes import add_front_page, add_management_routes
 from lmi_vllm.web.middleware import Router, add_headers, request_middleware
@@ -47,5 +47,7 @@ def _add_routes(app: web.Application) -> None:
     add_front_page(app)
     if options.routes is not Routes.MANAGEMENT:
         add_openai_routes(app)
+    elif options.has_open_signals:
+        add_list_of_models(app)
     if options.routes is not Routes.INFERENCE:
         add_management_routes(app)

@@ -27,6 +27,7 @@ from lmi_vllm.web.request import (
     SERVICE,
     Routes,
     check_method,
+    is_signal,
     matched_route,
 )
 
@@ -40,10 +41,15 @@ _NO_WEBSOCKETS = (  # vLLM has one, for models that transcribe live speech
 
 def add_openai_routes(app: web.Application) -> None:
     """Register the routes with a lane of their own, and the list of models."""
-    app.router.add_route("*", "/v1/models", _models)
+    add_list_of_models(app)
     for path, kind in OPENAI_ROUTES.items():
         if kind != "models":
             app.router.add_route("*", path, _lane(kind))
+
+
+def add_list_of_models(app: web.Application) -> None:
+    """Register the list of models."""
+    app.router.add_route("*", "/v1/models", _models)
 
 
 async def _models(request: web.Request) -> web.StreamResponse:
@@ -122,11 +128,13 @@ async def _hand_on(
 def _check(request: web.Request, route: HttpRoute) -> None:
     """Return if this listener has the route; the application refuses a wrong method.
 
-    Routes that act on the server are on the management address, and always need a key.
+    Routes that act on the server are on the management address, and always need a key. Open signals
+    are on both.
     """
     options = request.app[OPTIONS]
     is_management = route.kind is RouteKind.MANAGEMENT
-    if options.routes is (Routes.INFERENCE if is_management else Routes.MANAGEMENT):
+    missing = Routes.INFERENCE if is_management else Routes.MANAGEMENT
+    if options.routes is missing and not is_signal(request):
         raise ResourceNotFoundError
     if is_management and not options.api_keys:
         raise UnauthorizedError(

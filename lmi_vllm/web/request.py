@@ -21,6 +21,7 @@ from lmi_vllm.telemetry.records import RequestRecord, enter_record
 from lmi_vllm.web.connection import ClientTimeouts, WriteBatch
 from lmi_vllm.web.rerouting import CUSTOM_ATTRIBUTES, MakeRequest, rerouted
 
+_READS: Final = frozenset({"GET", "HEAD"})
 # Routes for a platform's probes, without a key.
 OPEN_PATHS: Final = frozenset({"/ping", "/live", "/ready", "/health"})
 # Routes whose streams have their own lane -> the kind of call; and the list of models, to which
@@ -39,6 +40,17 @@ _INFERENCE: Final = frozenset(
         *OPENAI_ROUTES,
     } - {"/v1/models"}
 )  # fmt: skip
+# What routers read of a server, and the two routes that split a prompt into tokens for them. With
+# `WebOptions.has_open_signals` they need no key.
+SIGNALS: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
+    {
+        "/metrics": _READS,
+        "/server/metrics": _READS,
+        "/v1/models": _READS,
+        "/v1/chat/completions/render": frozenset({"POST"}),
+        "/v1/completions/render": frozenset({"POST"}),
+    }
+)
 UNKNOWN_ROUTE: Final = "other"
 MASK: Final = "***"
 REQUEST_ID_HEADER: Final = "x-request-id"
@@ -118,6 +130,7 @@ class WebOptions:
     max_request_size: int = 64 << 20  # bytes
     request_id_header: str = REQUEST_ID_HEADER  # the request's id; answers always use x-request-id
     api_keys: tuple[str, ...] = ()
+    has_open_signals: bool = False  # what routers read needs no key
     is_health_liveness: bool = True  # `/health` as of vllm serve; else as `/ping`
     routes: Routes = Routes.ALL
     default_accept: str = ""  # of /invocations and similar routes, if a request asks for none
@@ -187,7 +200,9 @@ def group_of(request: web.Request) -> RouteGroup | None:
 
 
 def is_open(request: web.Request) -> bool:
-    """Whether the path needs no key: health, and the open pages of groups."""
+    """Whether the request needs no key: health, open signals and the open pages of groups."""
+    if is_signal(request):
+        return True
     group = group_of(request)
     return request.path in OPEN_PATHS or (group is not None and group.is_open(request.path))
 
@@ -230,6 +245,12 @@ def is_inference(request: web.Request) -> bool:
         return True
     route = request.app[SERVICE].find_route("POST", path)
     return route is not None and route.kind is RouteKind.INFERENCE
+
+
+def is_signal(request: web.Request) -> bool:
+    """Whether it reads what routers may read without a key here."""
+    methods = SIGNALS.get(request.path, ())
+    return request.method in methods and request.app[OPTIONS].has_open_signals
 
 
 def check_method(request: web.Request, methods: Iterable[str]) -> None:

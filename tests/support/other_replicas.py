@@ -8,12 +8,17 @@ class Others:
 
     def __init__(self) -> None:
         self.heard: list[tuple[str, str]] = []
+        self.removed: set[str] = set()  # by a call on one of them
 
     def check(self, name: str) -> None:
         """Allow it."""
 
     def note(self, name: str, before: Adapter | None) -> None:
         """Wait for the end of the change."""
+
+    def is_removed(self, name: str) -> bool:
+        """Whether a call on another one has removed the name."""
+        return name in self.removed
 
     async def refresh(self, name: str) -> None:
         """Note that a call is about to change this name."""

@@ -85,6 +85,9 @@ class Variables(Section):
     lmi_health_route: str = variable(parse.one_of("liveness", "readiness"), "What /health says: "
         "`liveness` as with `vllm serve`, `readiness` as /ping.", default="liveness",
         values="liveness, readiness")
+    lmi_open_signals: str = variable(parse.one_of("auto", "on", "off"), "Metrics, the list of "
+        "models and the two render routes need no key, for routers; auto: on the management "
+        "address only.", default="auto", values="auto, on, off")
     lmi_console: str = variable(parse.one_of("auto", "on", "off"),
         "The web console; auto: on loopback, or when a key is set.", default="auto",
         values="auto, on, off")

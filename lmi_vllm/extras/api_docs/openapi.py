@@ -30,7 +30,15 @@ from lmi_vllm.extras.api_docs.operations import (
 from lmi_vllm.extras.api_docs.page import docs_page
 from lmi_vllm.extras.api_docs.schemas import any_of, own_schemas, reference
 from lmi_vllm.inference.service import InferenceService
-from lmi_vllm.web.request import OPENAI_ROUTES, OPTIONS, SERVICE, RouteGroup, WebOptions, dialect_of
+from lmi_vllm.web.request import (
+    OPENAI_ROUTES,
+    OPTIONS,
+    SERVICE,
+    SIGNALS,
+    RouteGroup,
+    WebOptions,
+    dialect_of,
+)
 
 OPENAPI_VERSION: Final = "3.1.0"
 _OPENAI_PREFIX: Final = "openai:"
@@ -170,7 +178,8 @@ def _paths(
             entry["requestBody"] = _request_body(operation, openai)
         if operation.tgi_form is not None:
             _add_tgi_form(entry, operation.tgi_form)
-        if options.api_keys and operation.is_open:
+        is_signal = operation.method.upper() in SIGNALS.get(operation.path, ())
+        if options.api_keys and (operation.is_open or (is_signal and options.has_open_signals)):
             entry["security"] = []
         paths.setdefault(operation.path, {})[operation.method] = entry
     return paths

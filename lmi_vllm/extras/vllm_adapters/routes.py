@@ -15,6 +15,7 @@ from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.errors import (
     AdapterCapacityError,
+    AdapterConflictError,
     AdapterMissingError,
     ManagementError,
     ResourceNotFoundError,
@@ -71,7 +72,11 @@ def _answering(
 
 
 async def _load(registry: AdapterRegistry, service: InferenceService, given: Fields) -> str:
-    """Register an adapter; with `load_inplace` also over one of the same name."""
+    """Register an adapter; with `load_inplace` also over one of the same name.
+
+    Servers that share their adapters have it from a call on another one: a controller that calls
+    each of them has no error then.
+    """
     name, path = given.get("lora_name"), given.get("lora_path")
     if not name or not path:
         raise _RefusalError("Both 'lora_name' and 'lora_path' must be provided.")
@@ -79,7 +84,8 @@ async def _load(registry: AdapterRegistry, service: InferenceService, given: Fie
         raise _RefusalError(f"The lora adapter '{name}' conflicts with a served base model.")
     await registry.refresh(name, is_searched=False)
     is_in_place, is_found = _is_in_place(given), registry.is_from_store(name)
-    if name in registry and not is_found and not is_in_place:
+    is_known = name in registry and not is_found and not is_in_place
+    if is_known and not _is_shared(registry, name, path):
         raise _RefusalError(
             f"The lora adapter '{name}' has already been loaded. If you want to load the adapter "
             "in place, set 'load_inplace' to True."
@@ -88,11 +94,26 @@ async def _load(registry: AdapterRegistry, service: InferenceService, given: Fie
         if is_in_place or is_found:
             seconds = service.profile.predict_timeout
             await registry.replace(Adapter(name, path), seconds, is_in_place=is_in_place)
-        else:
-            await registry.register(Adapter(name, path))
+        elif not is_known:
+            await _register(registry, name, path)
     except ManagementError as error:
         raise _load_refusal(error, name, path) from error
     return f"Success: LoRA adapter '{name}' added successfully."
+
+
+async def _register(registry: AdapterRegistry, name: str, path: str) -> None:
+    try:
+        await registry.register(Adapter(name, path))
+    except AdapterConflictError:
+        if not _is_shared(registry, name, path):  # else it came while this call waited
+            raise
+
+
+def _is_shared(registry: AdapterRegistry, name: str, path: str) -> bool:
+    """Whether other servers have this adapter from this place, too, as a call has left it."""
+    if registry.hooks.sharing is None or name not in registry or registry.is_from_store(name):
+        return False
+    return registry.describe(name).src.rstrip("/") == path.rstrip("/")
 
 
 def _is_in_place(given: Fields) -> bool:
@@ -121,8 +142,10 @@ async def _unload(registry: AdapterRegistry, service: InferenceService, given: F
     try:
         await registry.remove(name, service.profile.predict_timeout)
     except ResourceNotFoundError as error:
-        text = f"The lora adapter '{name}' cannot be found."
-        raise _RefusalError(text, 404, "NotFoundError") from error
+        sharing = registry.hooks.sharing
+        if sharing is None or not sharing.is_removed(name):  # by a call on another server
+            text = f"The lora adapter '{name}' cannot be found."
+            raise _RefusalError(text, 404, "NotFoundError") from error
     return f"Success: LoRA adapter '{name}' removed successfully."
 
 

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.extras.scripted.engine import ScriptedEngine
 from lmi_vllm.web.request import SERVICE
 from tests.conftest import ServeScripted
@@ -118,3 +119,37 @@ async def test_adapter_found_by_another_replica_is_unloaded(serve: ServeScripted
     answer = await call(lora, "POST", "/v1/unload_lora_adapter", json={"lora_name": "fr"})
     assert answer == (200, "Success: LoRA adapter 'fr' removed successfully.")
     assert others.heard[-1] == ("changed", "fr")
+
+
+async def test_controller_that_calls_each_replica_meets_no_error(serve: ServeScripted) -> None:
+    """The second replica has the adapter by the first one's call, and lost it by its next call."""
+    lora = await serve(LORA)
+    registry = lora.app[SERVICE].runtime.adapters
+    others = Others()
+    hook(registry, sharing=others)
+    await registry.register(Adapter("fr", "/a/fr"))  # as the reconciler does
+    first = registry.describe("fr").ref
+    load, unload = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+    for path in ("/a/fr", "/a/fr/"):
+        answer = await call(lora, "POST", load, json={"lora_name": "fr", "lora_path": path})
+        assert answer == (200, "Success: LoRA adapter 'fr' added successfully.")
+    assert registry.describe("fr").ref == first
+    status, document = await call(
+        lora, "POST", load, json={"lora_name": "fr", "lora_path": "/b/fr"}
+    )
+    assert (status, "already been loaded" in document["error"]["message"]) == (400, True)
+    await registry.unregister("fr", 1.0)
+    assert (await call(lora, "POST", unload, json={"lora_name": "fr"}))[0] == 404
+    others.removed.add("fr")
+    answer = await call(lora, "POST", unload, json={"lora_name": "fr"})
+    assert answer == (200, "Success: LoRA adapter 'fr' removed successfully.")
+
+
+async def test_adapter_that_comes_while_a_call_waits_is_no_conflict(serve: ServeScripted) -> None:
+    """Both replicas get the call at once: here the other one's change is applied first."""
+    lora = await serve(LORA)
+    registry = lora.app[SERVICE].runtime.adapters
+    hook(registry, sharing=Others())
+    body = {"lora_name": "fr", "lora_path": "/a/fr"}
+    calls = [call(lora, "POST", "/v1/load_lora_adapter", json=body) for _ in range(3)]
+    assert [status for status, _ in await asyncio.gather(*calls)] == [200] * 3
