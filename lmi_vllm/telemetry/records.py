@@ -111,6 +111,7 @@ class RequestRecord:
     decoded_pixels: int = 0  # of its images
     decoded_audio: int = 0  # bytes
     prompt_logprobs: int = 0  # of all its prompts
+    retry_after_seconds: int | None = None  # if it was refused for what may be free in a moment
     parser_seconds: float = 0.0  # that vLLM's parsers took for its answer
     # Called with a task that continues after the answer: the request's resources are kept until it
     # ends.

@@ -243,6 +243,9 @@ async def add_headers(request: web.Request, response: web.StreamResponse) -> Non
     response.headers[REQUEST_ID_HEADER] = request.get(REQUEST_ID, "")
     if response.status < FIRST_ERROR_STATUS:
         return
+    record = request.get(RECORD)
+    if record is not None and record.retry_after_seconds is not None:
+        response.headers["Retry-After"] = str(record.retry_after_seconds)
     # A client that is refused during a drain has to connect to another server.
     is_draining = request.app[SERVICE].lifecycle.state is State.DRAINING
     if is_draining or not await _is_body_complete(request):

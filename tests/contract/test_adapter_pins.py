@@ -6,6 +6,7 @@ The registry is the server's; the engine is vLLM's with two slots (max_loras=2).
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ import pytest
 
 from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.adapters.registry import AdapterRegistry
-from lmi_vllm.errors import AdapterCapacityError, LmiError
+from lmi_vllm.errors import AdapterCapacityError, Dialect, LmiError
 from lmi_vllm.messages import GenerationChunk
+from lmi_vllm.telemetry.records import RequestRecord, enter_record
 from tests.contract.adapter_loader import Loader, job
 from tests.contract.conftest import LoopThread, collect
 from tests.support.adapter_files import copy_adapter, make_adapter
@@ -109,6 +111,32 @@ def test_pinned_adapter_is_replaced_under_a_running_request(
         await replacing
         assert registry.describe("a").pin
         assert await _ask(registry, vllm_engine, "a") == texts[2]
+
+    run(scenario())
+
+
+def test_request_that_waits_for_a_slot_is_told_when_to_try_again(
+    run: LoopThread, vllm_engine: Any, registry: AdapterRegistry, folders: Sequence[Path]
+) -> None:
+    """The last slot is pinned while it waits: on each lane the answer has `Retry-After` then."""
+    records: list[RequestRecord] = []
+
+    async def recorded() -> None:
+        records.append(RequestRecord("waits", "POST", "/", "/", "-", Dialect.LMI))
+        enter_record(records[-1])
+        await _ask(registry, vllm_engine, "other")
+
+    async def scenario() -> None:
+        for number, name in enumerate(("other", "b")):
+            await registry.register(Adapter(name, str(folders[number])))
+        await registry.register(Adapter("a", str(folders[2]), pin=True))
+        async with _running(registry, vllm_engine, "b"):
+            waiting = asyncio.create_task(recorded())
+            await asyncio.sleep(0.2)
+            await registry.update("b", lambda one: replace(one, pin=True), 60)
+            with pytest.raises(LmiError, match="all 2 are pinned"):
+                await waiting
+        assert records[0].retry_after_seconds == 5
 
     run(scenario())
 

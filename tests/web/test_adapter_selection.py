@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestClient
 
-from lmi_vllm.errors import AdapterCapacityError
+from lmi_vllm.errors import AdapterCapacityError, RequestError
 from lmi_vllm.extras.scripted.engine import ScriptedEngine
-from lmi_vllm.messages import AdapterRef, ServingProfile
+from lmi_vllm.messages import AdapterRef, OpenAICall, OpenAIReply, ServingProfile
+from lmi_vllm.telemetry.records import current_record
 from tests.conftest import ServeScripted
 from tests.web.conftest import call, register
 
@@ -199,6 +200,22 @@ async def test_lack_of_a_slot_has_retry_after(
     assert (await lora.post("/invocations", json={"inputs": "x", "adapters": "a"})).status == 200
     assert (await call(lora, "DELETE", "/adapters/a"))[0] == 200
     assert (await lora.post("/invocations", json={"inputs": "x", "adapters": "b"})).status == 200
+
+
+async def test_refusal_in_the_engine_has_retry_after_too(
+    lora: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine notes it in the request's record: vLLM's own answers have no such header."""
+
+    async def refused(_engine: ScriptedEngine, _call: OpenAICall, _direct: object) -> OpenAIReply:
+        record = current_record()
+        assert record is not None
+        record.retry_after_seconds = 5
+        raise RequestError("all 1 are pinned")
+
+    monkeypatch.setattr(ScriptedEngine, "answer_openai", refused)
+    answer = await lora.post("/v1/completions", json={"prompt": "x", "model": "lmi"})
+    assert (answer.status, answer.headers.get("Retry-After")) == (400, "5")
 
 
 @pytest.mark.parametrize(

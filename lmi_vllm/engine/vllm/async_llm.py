@@ -44,7 +44,7 @@ from lmi_vllm.engine.vllm.workarounds import CPU_WORKER, Scope, apply, is_needed
 from lmi_vllm.engine.vllm.workarounds.not_finite import REASON, is_marked_not_finite
 from lmi_vllm.engine.vllm.workarounds.parsers import check_reasoning
 from lmi_vllm.engine.vllm.workarounds.unsent_requests import UNSENDABLE, fault_of, unsent
-from lmi_vllm.errors import LmiError
+from lmi_vllm.errors import AdapterCapacityError, LmiError
 from lmi_vllm.messages import ServingProfile
 from lmi_vllm.private_folders import PrivateFolder, new_private_folder
 from lmi_vllm.telemetry.records import current_record
@@ -391,6 +391,8 @@ def _refused() -> Any:
     try:
         yield
     except LmiError as error:
+        if isinstance(error, AdapterCapacityError) and (record := current_record()) is not None:
+            record.retry_after_seconds = error.retry_after_seconds
         raise VLLMValidationError(error.text) from error
 
 
