@@ -2,7 +2,9 @@
 
 import json
 import os
+import re
 import signal
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +19,7 @@ pytestmark = pytest.mark.vllm
 RESTART_SECONDS = 90.0
 LASTS = "10"  # the first stall has to end before that, on a busy machine, too
 ENGINE_KILLED = "lmi-vllm: error: the engine process died: killed by SIGKILL"
+IDLE_SECONDS = 8.0  # two probes of 3 s
 PROMPT = "The capital of France is"
 LONG: Mapping[str, Any] = {
     "inputs": "Once upon a time",
@@ -163,8 +166,9 @@ def test_stall_without_requests_ends_with_a_probe_token(
 ) -> None:
     """The stalled requests have timed out and new ones are refused, and yet health returns."""
     server, url = start(
-        server_process, LMI_STALL_TIMEOUT="2", PREDICT_TIMEOUT="4", LMI_STALL_RESTART_TIMEOUT="0"
-    )
+        server_process, LMI_STALL_TIMEOUT="2", PREDICT_TIMEOUT="4", LMI_STALL_RESTART_TIMEOUT="0",
+        LMI_IDLE_PROBE_INTERVAL="3",
+    )  # fmt: skip
     engine = engine_of(server)
     os.kill(engine.pid, signal.SIGSTOP)
     try:
@@ -175,6 +179,29 @@ def test_stall_without_requests_ends_with_a_probe_token(
         os.kill(engine.pid, signal.SIGCONT)
     assert wait_until(lambda: ping(url)[0] == 200, 20)
     assert call(url, "/invocations", {"inputs": "a"}).status == 200
+
+    see_an_idle_engine_that_hangs(engine, url)
+
+
+def see_an_idle_engine_that_hangs(engine: psutil.Process, url: str) -> None:
+    """No request comes, and yet health says so; what the server asks itself is not counted."""
+    before = finished_requests(url)
+    time.sleep(IDLE_SECONDS)
+    assert finished_requests(url) == before
+    os.kill(engine.pid, signal.SIGSTOP)
+    try:
+        assert wait_until(lambda: ping(url)[0] == 503, 15)
+        assert ping(url)[1] == {"status": "Unhealthy"}
+    finally:
+        os.kill(engine.pid, signal.SIGCONT)
+    assert wait_until(lambda: ping(url)[0] == 200, 20)
+
+
+def finished_requests(url: str) -> float:
+    """Return how many requests vLLM has counted."""
+    text = call(url, "/metrics").body.decode()
+    counts = re.findall(r"^vllm:request_success_total\{.*\} (\S+)$", text, re.MULTILINE)
+    return sum(map(float, counts))
 
 
 def see_two_stalls_that_last(server: ServerProcess, url: str) -> None:

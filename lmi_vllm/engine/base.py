@@ -304,7 +304,7 @@ class Engine(EngineProcess, Protocol):
         ...
 
     def uncounted(self) -> AbstractContextManager[None]:
-        """Leave what is answered in the body out of the engine's own metrics."""
+        """Leave what is asked in the body out of the engine's own metrics; others are counted."""
         ...
 
     async def load_adapter(self, adapter: AdapterRef) -> None:

@@ -1,5 +1,6 @@
 """Tokens in, tokens out (`skip_tokenizer_init`, `--tokens-only`): no text is needed or made."""
 
+import asyncio
 import json
 from collections.abc import Iterator
 from typing import Any, Final
@@ -51,6 +52,25 @@ def test_warm_up_needs_no_text_and_is_not_counted(run: LoopThread, engine: Engin
     after = counted()
     assert after != before
     assert any("request_success" in name for name in after)
+
+
+def test_a_probe_hides_no_request_beside_it(run: LoopThread, engine: Engine) -> None:
+    """Requests that come while the server asks the engine itself are counted, and they alone."""
+
+    async def beside(steps: int) -> None:
+        probing = asyncio.create_task(warmed(engine))
+        for _ in range(steps):
+            await asyncio.sleep(0.002)
+        await collect(engine, GenerationJob("own", "", {"max_tokens": 2}, prompt_ids=IDS))
+        await probing
+
+    def successes() -> float:
+        return sum(value for name, value in counted().items() if "request_success_total" in name)
+
+    before = successes()
+    for steps in range(6):
+        run(beside(steps))
+    assert successes() == before + 6
 
 
 @pytest.mark.parametrize("is_streaming", [False, True], ids=["whole", "streamed"])

@@ -7,12 +7,11 @@ from collections.abc import (
     AsyncIterator,
     Collection,
     Coroutine,
-    Iterator,
     Mapping,
     Sequence,
 )
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import replace
 from typing import Any, Final
 
@@ -179,18 +178,11 @@ class VllmClient:
             raise EngineDeadError
         return self._openai.answer(call, direct)
 
-    @contextlib.contextmanager
-    def uncounted(self) -> Iterator[None]:
-        """Leave what is answered in the body, and nothing else may be, out of vLLM's metrics."""
-        manager = self._llm.logger_manager
-        if manager is None:
-            yield
-            return
-        loggers, manager.stat_loggers = manager.stat_loggers, []
-        try:
-            yield
-        finally:
-            manager.stat_loggers = loggers
+    def uncounted(self) -> AbstractContextManager[None]:
+        """Leave what is asked in the body out of vLLM's metrics."""
+        outputs = self._llm.output_processor
+        is_alone = not outputs.request_states
+        return outputs.uncounted.of_body(self._llm.logger_manager, is_alone=is_alone)
 
     async def check_health(self) -> None:
         """Raise EngineDeadError unless the engine is alive."""

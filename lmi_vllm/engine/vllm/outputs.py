@@ -18,6 +18,7 @@ from lmi_vllm.engine.vllm.names import (
     OutputProcessorOutput,
     RequestOutputKind,
 )
+from lmi_vllm.engine.vllm.uncounted import UncountedRequests
 from lmi_vllm.engine.vllm.workarounds.aborted_requests import without_aborted
 from lmi_vllm.engine.vllm.workarounds.prompt_ends import begin_after
 from lmi_vllm.messages import GenerationJob, OpenAICall
@@ -98,6 +99,7 @@ class EngineOutputs(OutputProcessor):  # type: ignore[misc,unused-ignore]
     not_finite: int  # requests without an adapter whose logits were not finite
     report: Callable[[str], None] | None  # is called with the id of each request before the engine
     lane: TokenLane | None
+    uncounted: UncountedRequests
 
     @classmethod
     def of(
@@ -110,6 +112,7 @@ class EngineOutputs(OutputProcessor):  # type: ignore[misc,unused-ignore]
         ours = cls.__new__(cls)
         ours.__dict__ = vars(made)
         ours.steps, ours.not_finite, ours.report, ours.lane = 0, 0, report, lane
+        ours.uncounted = UncountedRequests()
         return ours
 
     def in_lane(
@@ -137,12 +140,13 @@ class EngineOutputs(OutputProcessor):  # type: ignore[misc,unused-ignore]
         """Add a sequence; every vLLM handler calls this in the context of its request."""
         number = request.request_id
         is_known = number in self.request_states
+        is_uncounted = self.uncounted.note(number)
         super().add_request(request, prompt, parent_req, request_index, queue)
         if not is_known:
             state = self.request_states[number]
             begin_after(state.detokenizer, request.prompt_token_ids)
             if self.lane is not None:
-                self.lane.add(state, form_of(state))
+                self.lane.add(state, None if is_uncounted else form_of(state))
             record = current_record()
             if record is not None:  # the sequences of one prompt (`n`) share it
                 record.sequences.append(VllmSequence(state, has_prompt=request_index == 0))
@@ -190,6 +194,14 @@ class EngineOutputs(OutputProcessor):  # type: ignore[misc,unused-ignore]
             for number in given:
                 self.lane.forget((number,) if internal else self.external_req_ids.get(number, ()))
         return super().abort_requests(given, internal)
+
+    def _update_stats_from_output(self, req_state: Any, *figures: Any) -> None:
+        if req_state.request_id not in self.uncounted:
+            super()._update_stats_from_output(req_state, *figures)
+
+    def _update_stats_from_finished(self, req_state: Any, *figures: Any) -> None:
+        if req_state.request_id not in self.uncounted:
+            super()._update_stats_from_finished(req_state, *figures)
 
     def propagate_error(self, e: Exception) -> None:
         """As vLLM's; every sequence first gets what the lane has taken."""

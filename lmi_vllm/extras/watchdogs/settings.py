@@ -19,6 +19,9 @@ class WatchdogSettings(ExtraSettings):
     lmi_stall_restart_timeout: float | None = variable(parse.seconds_or_off, "A stall that lasts "
         "so long is an engine failure: a restart within retry_threshold, else the end; 3 times "
         "`LMI_STALL_TIMEOUT` unless set; 0 is off.", values="seconds")
+    lmi_idle_probe_interval: float = variable(parse.seconds_or_off, "An engine without requests "
+        "for so long is asked for one token: one that hangs is then a stall; 0 is off.", default=0,
+        values="seconds")
     # fmt: on
 
     @property
@@ -29,7 +32,9 @@ class WatchdogSettings(ExtraSettings):
 
 
 def check_restart(draft: ArgumentDraft) -> None:
-    """Warn of a restart that nothing leads to: no stall is seen without the watch."""
+    """Warn of a restart or a probe that nothing follows: no stall is seen without the watch."""
     asked = draft.settings.extra(WatchdogSettings)
     if (seconds := asked.lmi_stall_restart_timeout) and not asked.lmi_stall_timeout:
         draft.warn(f"LMI_STALL_RESTART_TIMEOUT={seconds:g} has no effect with LMI_STALL_TIMEOUT=0")
+    if (seconds := asked.lmi_idle_probe_interval) and not asked.lmi_stall_timeout:
+        draft.warn(f"LMI_IDLE_PROBE_INTERVAL={seconds:g} sees no hang with LMI_STALL_TIMEOUT=0")

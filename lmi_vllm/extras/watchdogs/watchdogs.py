@@ -1,4 +1,4 @@
-"""Watchdogs of a running engine: of stalls, and of numbers that are not finite any more."""
+"""Watchdogs of a running engine: of stalls, of idle ones, of numbers that are not finite."""
 
 import asyncio
 import contextlib
@@ -9,7 +9,7 @@ from typing import Final
 from lmi_vllm.clock import Clock
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.engine.base import Engine
-from lmi_vllm.errors import LmiError
+from lmi_vllm.errors import EngineDeadError, LmiError
 from lmi_vllm.extras.watchdogs.settings import WatchdogSettings
 from lmi_vllm.inference.lifecycle import Lifecycle, State
 from lmi_vllm.inference.service import InferenceService
@@ -21,7 +21,9 @@ logger = logging.getLogger(__name__)
 
 MODEL_CORRUPTED: Final = "the model's own answers are not finite any more (NaN)"
 ENGINE_HUNG: Final = "the engine completed no step for too long (LMI_STALL_RESTART_TIMEOUT)"
+IDLE_ENGINE_REFUSES: Final = "the engine gave no token without other requests"
 ANSWER_CHECK_SECONDS: Final = 1.0
+REFUSED_PROBES: Final = 2  # one may meet a pause
 CHECKS_PER_TIMEOUT: Final = 4  # of the engine, within one LMI_STALL_TIMEOUT
 
 
@@ -88,6 +90,51 @@ class StallWatchdog:
         return False
 
 
+class IdleProbe:
+    """Asks an engine that has had no request for `seconds` for a token, which no metric counts.
+
+    A device or an engine that hangs without a request is else seen by the next client. The answer
+    that does not come is a stall, which the other watchdog sees. An engine that refuses twice has
+    failed.
+    """
+
+    def __init__(self, engine: Engine, lifecycle: Lifecycle, seconds: float, clock: Clock) -> None:
+        self._engine = engine
+        self._lifecycle = lifecycle
+        self._seconds = seconds
+        self._clock = clock
+
+    async def run(self) -> str:
+        """Return why the engine has to be replaced, once it has."""
+        refused = 0
+        while refused < REFUSED_PROBES:
+            if not refused:
+                await self._wait_until_idle()
+            try:
+                with self._engine.uncounted():
+                    await warm_up(self._engine)
+            except LmiError as error:
+                if isinstance(error.__cause__, EngineDeadError):
+                    await asyncio.Event().wait()  # the supervisor sees that itself
+                # A pause ends it, too.
+                refused = refused + 1 if self._lifecycle.state is State.HEALTHY else 0
+                logger.error("an engine without requests gave no token: %s", error)
+            else:
+                refused = 0
+        return IDLE_ENGINE_REFUSES
+
+    async def _wait_until_idle(self) -> None:
+        """Return once the engine has served nothing for so long, and could."""
+        progress, since = self._engine.progress, self._clock.now()
+        while True:
+            await self._clock.sleep(self._seconds / CHECKS_PER_TIMEOUT)
+            is_busy = self._engine.running_requests or self._engine.progress != progress
+            if is_busy or self._lifecycle.state is not State.HEALTHY:
+                progress, since = self._engine.progress, self._clock.now()
+            elif self._clock.now() - since >= self._seconds:
+                return
+
+
 class AnswerWatchdog:
     """Repeats the warm-up after a request to the base model gave numbers that are not finite (NaN).
 
@@ -114,7 +161,8 @@ class AnswerWatchdog:
             "a request to the base model had NaN or infinite numbers: the warm-up is repeated"
         )
         try:
-            await warm_up(self._engine)
+            with self._engine.uncounted():
+                await warm_up(self._engine)
         except LmiError as error:
             logger.error("%s", error.text)
             return self._engine.not_finite != known  # else it failed for another reason
@@ -123,7 +171,8 @@ class AnswerWatchdog:
 
 async def _probe_engine(engine: Engine) -> None:
     try:
-        await warm_up(engine)
+        with engine.uncounted():
+            await warm_up(engine)
     except LmiError as error:
         logger.warning("the stalled engine gave no token: %s", error)
 
@@ -151,6 +200,11 @@ async def watching(
     async def answers(engine: Engine, clock: Clock) -> str:
         return await AnswerWatchdog(engine, clock).run()
 
+    async def idle(engine: Engine, clock: Clock) -> str:
+        if not (seconds := asked.lmi_idle_probe_interval):
+            await asyncio.Event().wait()  # off
+        return await IdleProbe(engine, service.lifecycle, seconds, clock).run()
+
     events.on_plan.append(use_settings)
-    events.watchdogs += (stalls, answers)
+    events.watchdogs += (stalls, answers, idle)
     yield

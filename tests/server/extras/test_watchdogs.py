@@ -10,7 +10,12 @@ from lmi_vllm.demo import DEMO_MODEL_DIR
 from lmi_vllm.engine.base import DirectChunks
 from lmi_vllm.errors import EngineFailureError
 from lmi_vllm.extras.scripted.engine import ScriptedEngine
-from lmi_vllm.extras.watchdogs.watchdogs import ANSWER_CHECK_SECONDS, ENGINE_HUNG, MODEL_CORRUPTED
+from lmi_vllm.extras.watchdogs.watchdogs import (
+    ANSWER_CHECK_SECONDS,
+    ENGINE_HUNG,
+    IDLE_ENGINE_REFUSES,
+    MODEL_CORRUPTED,
+)
 from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.messages import AdapterRef, GenerationChunk, GenerationJob
 from tests.server.conftest import (
@@ -172,3 +177,60 @@ async def test_a_model_that_is_not_finite_any_more_is_replaced(
     assert await server.infer() == 500
     await server.clock.advance(ANSWER_CHECK_SECONDS)
     assert await server.ended() == (1, MODEL_CORRUPTED)
+
+
+async def test_an_idle_engine_that_hangs_is_noticed(serve: Serve, engines: Engines) -> None:
+    """LMI_IDLE_PROBE_INTERVAL: without a request of its own a stall has none."""
+    engines.script = [first := Slow()]
+    server = await (
+        await serve(
+            LMI_IDLE_PROBE_INTERVAL="40", LMI_STALL_TIMEOUT="8", SERVING_RETRY_THRESHOLD="1"
+        )
+    ).ready()
+    await server.clock.advance(38)
+    assert first.running_requests == 0
+    await server.clock.advance(4)
+    assert (first.running_requests, server.state) == (1, State.HEALTHY)
+    await server.clock.advance(10)
+    assert server.state is State.UNHEALTHY
+    await server.clock.advance(12)
+    await restarted(server, 2)
+    assert await server.infer() == 200
+
+
+async def test_an_engine_with_requests_is_not_probed(serve: Serve, engines: Engines) -> None:
+    """Nor one that sleeps; each request starts the time again, and 0 is off."""
+    server = await (await serve(LMI_IDLE_PROBE_INTERVAL="40")).ready()
+    (engine,) = engines.started
+    asked = len(engine.jobs)
+    for _ in range(4):
+        await server.clock.advance(25)
+        engine.progress += 1
+    server.set_asleep(is_asleep=True)
+    await server.clock.advance(200)
+    assert len(engine.jobs) == asked
+    server.set_asleep(is_asleep=False)
+    await server.clock.advance(60)
+    assert len(engine.jobs) > asked
+
+
+@dataclass
+class Refusing(ScriptedEngine):
+    """Proves that it works; refuses every later job, and counts no step."""
+
+    async def generate(
+        self, job: GenerationJob, direct: DirectChunks | None = None
+    ) -> AsyncGenerator[GenerationChunk, None]:
+        """Answer, or fail."""
+        if len(self.jobs) >= WARM_UP_JOBS:
+            raise EngineFailureError("the device is gone")
+        async for chunk in super().generate(job, direct):
+            yield chunk
+
+
+async def test_an_idle_engine_that_refuses_is_replaced(serve: Serve, engines: Engines) -> None:
+    """Twice: the first refusal may be that of a pause."""
+    engines.script = [Refusing()]
+    server = await (await serve(LMI_IDLE_PROBE_INTERVAL="40")).ready()
+    await server.clock.advance(60)
+    assert await server.ended() == (1, IDLE_ENGINE_REFUSES)
