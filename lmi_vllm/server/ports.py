@@ -7,6 +7,7 @@ import socket
 import ssl
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 from aiohttp import web
@@ -43,6 +44,7 @@ class _Site(web.BaseSite):
         self._address = address
         self._reuse_port = reuse_port
         self._timeouts = timeouts
+        self._socket_file = 0
 
     @property
     def name(self) -> str:
@@ -52,6 +54,13 @@ class _Site(web.BaseSite):
     async def end(self) -> None:
         """End the whole application."""
         await self._runner.cleanup()
+
+    async def stop(self) -> None:
+        """Close the port; the file of a Unix socket goes with it, unless it is another's by now."""
+        await super().stop()
+        if self._socket_file:
+            _remove_file(self._address.path, self._socket_file)
+        self._socket_file = 0
 
     async def start(self) -> None:
         """Open the port."""
@@ -66,6 +75,7 @@ class _Site(web.BaseSite):
             self._server = await loop.create_unix_server(
                 connection, self._address.path, backlog=self._backlog
             )
+            self._socket_file = _file_number(self._address.path)
             return
         tls: dict[str, Any] = {
             "ssl": self._ssl_context,
@@ -158,6 +168,20 @@ async def _check_free(address: ListenAddress) -> None:
         raise _cannot_listen(address.url(), error) from error
     server.close()
     await server.wait_closed()
+
+
+def _file_number(path: str) -> int:
+    """Return the inode of a file; 0 if there is none."""
+    try:
+        return Path(path).stat().st_ino
+    except FileNotFoundError:
+        return 0
+
+
+def _remove_file(path: str, number: int) -> None:
+    """Remove a file, if it still is the one with that inode."""
+    if _file_number(path) == number:
+        Path(path).unlink(missing_ok=True)
 
 
 def _check_nothing_answers(path: str) -> None:

@@ -55,3 +55,17 @@ async def test_another_file_is_not_replaced(serve: ServeScripted, tmp_path: Path
     with pytest.raises(StartupError, match="cannot listen on unix:"):
         await _opened(await serve(), path)
     assert path.read_text() == "mine"
+
+
+async def test_socket_goes_with_its_server(serve: ServeScripted, tmp_path: Path) -> None:
+    """Nothing is left after an end in order; the socket of a later server is not touched."""
+    client, path = await serve(), tmp_path / "s"
+    first = await _opened(client, path)
+    await first.cleanup()
+    assert not path.exists()
+    first = await _opened(client, path)
+    path.unlink()
+    with socket.socket(socket.AF_UNIX) as later:
+        later.bind(str(path))
+        await first.cleanup()
+        assert path.exists()
