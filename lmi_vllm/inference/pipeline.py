@@ -79,6 +79,8 @@ async def prepare(context: RequestContext, payload: Any, *, is_hooked: bool = Tr
     if not is_hooked or context.needs_parts:
         return payload
     if context.hooks.input is not None:
+        if isinstance(payload, dict) and "inputs" in payload and "prompt" not in payload:
+            context.check_model(payload)  # what the hook returns may not have it
         return await _input_hooked(context, context.hooks.input, payload)
     if not isinstance(payload, dict) or isinstance(payload.get("inputs"), bytes):
         decode_body(context.call.body, context.call.content_type)  # says why

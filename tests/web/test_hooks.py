@@ -84,6 +84,32 @@ async def test_input_hook_reads_any_body_but_chooses_no_adapter(
     assert [job.adapter.name if job.adapter else None for job in engine.jobs] == [None, "a"]
 
 
+@dataclass
+class Formats:
+    """An input formatter: the payload that it makes has what it reads, and nothing else."""
+
+    async def __call__(self, _: InferenceCall, given: Any) -> Any:
+        """Return the inputs alone."""
+        return {"inputs": given["inputs"]}
+
+    def undecoded(self, call: InferenceCall) -> Any:
+        """Return the body as text."""
+        return {"inputs": call.body.decode()}
+
+
+async def test_base_model_answers_for_no_unknown_model_of_a_hooked_request(
+    serve: ServeScripted, engine: ScriptedEngine
+) -> None:
+    """The formatter leaves `model` out, so it is looked at before."""
+    code = Code(Hooks(input=Formats()), {"a": NO_HOOKS})
+    client = await serve(ServingProfile(model_name="demo", enable_lora=True), code=code)
+    await register(client, "a")
+    for model, status in (("unknown", 424), (["a"], 424), ("a", 200), ("lmi", 200), (None, 200)):
+        answer = await client.post("/invocations", json={"inputs": "x", "model": model})
+        assert answer.status == status, model
+    assert [job.adapter and job.adapter.name for job in engine.jobs] == ["a", None, None]
+
+
 async def test_prompts_of_a_list_are_answered_by_the_hooks_of_their_adapters(
     serve: ServeScripted,
 ) -> None:
