@@ -167,6 +167,7 @@ class ServingProfile:
     tool_parser_plugin: str | None = None  # path
     chat_template: str | None = None  # path or inline Jinja
     chat_template_content_format: str = "auto"
+    single_bos: bool = False
     uses_priority: bool = False  # the engine's scheduling_policy is `priority`
     has_token_lane: bool = True
     limits: RequestLimits = field(default_factory=RequestLimits)

@@ -42,6 +42,7 @@ def build_serving_profile(
         tool_parser_plugin=located(settings.model.tool_parser_plugin, model),
         chat_template=located(settings.model.chat_template, model),
         chat_template_content_format=settings.model.chat_template_content_format,
+        single_bos=settings.model.single_bos,
         uses_priority=arguments.get("scheduling_policy") == "priority",
         has_token_lane=settings.server.lmi_token_lane,
         limits=_limits(settings, engine),

@@ -19,6 +19,8 @@ class Serving(Section):
         note="Answer in the schema of Text Generation Inference.")
     stream_logprobs: bool = option(parse.boolean, ours(), default=True,
         note="false: streamed rows carry no log probabilities.")
+    single_bos: bool = option(parse.boolean, ours(), default=False,
+        note="true: a prompt whose text begins with the BOS token gets no second one before it.")
     model_loading_timeout: float = option(parse.seconds, ours(), default=1800, is_lenient=True,
         values="seconds", note="Time the engine has to start, without downloads. "
         "After it the start fails.")

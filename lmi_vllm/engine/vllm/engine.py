@@ -102,7 +102,8 @@ async def prepared(llm: GuardedAsyncLLM) -> tuple[Bridge, str]:
     """Return vLLM's handlers and the model's task, once media and texts are guarded."""
     profile = llm.setup.profile
     llm.setup.parts.guard_media(profile.media)
-    guard_lengths(llm.renderer, profile.limits.max_tokenize_length)
+    most, single_bos = profile.limits.max_tokenize_length, profile.single_bos
+    guard_lengths(llm.renderer, most, single_bos=single_bos)
     bridge = await Bridge.create(llm, llm.setup.arguments.namespace, profile)
     cache_environment()
     tasks = await llm.get_supported_tasks()

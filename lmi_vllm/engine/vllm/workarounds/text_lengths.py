@@ -34,6 +34,7 @@ from typing import Any, Final
 
 from lmi_vllm.engine.text_bounds import kept_text
 from lmi_vllm.engine.turns import TurnBudget
+from lmi_vllm.engine.vllm.prompt_starts import PromptStarts
 from lmi_vllm.telemetry.records import current_record
 
 SHORT: Final = 1000  # bytes: 1 to 2 ms, since 5 MB take 5 to 9 s
@@ -50,7 +51,8 @@ _PLAIN: Final = (_POOL, "transformers.tokenization_utils_")
 class TextLengths:
     """Replaces the renderer's method that tokenizes one prompt, or turns ids into text."""
 
-    def __init__(self, renderer: Any, most: int) -> None:
+    def __init__(self, renderer: Any, most: int, *, single_bos: bool = False) -> None:
+        self.starts = PromptStarts(renderer.tokenizer, leaves_one=single_bos)
         self._in_thread = renderer.tokenize_prompt_async
         self._here = renderer.tokenize_prompt
         self._tokenizer = renderer.tokenizer
@@ -86,6 +88,7 @@ class TextLengths:
             and self._config.model_config.is_mm_prefix_lm
         ):
             raise ValueError(IN_ORDER)
+        prompt, params = self.starts.read(prompt, params)
         if not self._shares_media:
             prompt = with_own_names(prompt)
         if params.max_total_tokens is None:
@@ -151,15 +154,19 @@ class TextLengths:
                 raise ValueError(f"{name}: at most {most} (got {length})")
 
 
-def guard_lengths(renderer: Any, most: int) -> None:
-    """Make `renderer` tokenize short prompts at once, and refuse texts that are too long."""
-    renderer.tokenize_prompt_async = TextLengths(renderer, most)
+def guard_lengths(renderer: Any, most: int, *, single_bos: bool = False) -> None:
+    """Make `renderer` tokenize short prompts at once, and refuse texts that are too long.
+
+    `single_bos` leaves one BOS where a text begins with it, and the tokenizer puts another one.
+    """
+    renderer.tokenize_prompt_async = TextLengths(renderer, most, single_bos=single_bos)
 
 
 async def render_text(renderer: Any, prompt: Any, params: Any) -> Any:
     """Return the engine's input for one prompt; a short one needs none of vLLM's tasks."""
     guard = renderer.tokenize_prompt_async
     if isinstance(guard, TextLengths) and guard.takes(prompt):
+        prompt, params = guard.starts.read(prompt, params)
         (rendered,) = renderer.render_cmpl([guard.tokenized(prompt, params)], params)
     else:
         (rendered,) = await renderer.render_cmpl_async([prompt], params)
