@@ -69,7 +69,9 @@ def streamed(tokenizer: Any, name: str, ids: list[int]) -> tuple[str, list[tuple
         now = tokenizer.decode(ids[:count], skip_special_tokens=False)
         step, text = now[len(text) :], now
         is_last = count == len(ids)
-        message = reading.parse_delta(step, [ids[count - 1]], REQUEST, [1], finished=is_last)
+        message = reading.parse_delta(
+            step, [ids[count - 1]], request=REQUEST, prompt_token_ids=[1], finished=is_last
+        )
         content += (message and message.content) or ""
         for delta in (message and message.tool_calls) or ():
             call = calls.setdefault(delta.index, ["", ""])

@@ -72,30 +72,32 @@ class CallsReadAlike:
         if calls and "arguments" in calls[-1]:
             super()._append_unstreamed_tool_args(delta_message)  # type: ignore[misc]
 
-    def parse(self, model_output: str, request: Any, *more: Any, **named: Any) -> Any:
+    def parse(self, model_output: str, *more: Any, **named: Any) -> Any:
         """Read a whole answer; one that was cut is read as a stream of it, if that has a call."""
         parse = super().parse  # type: ignore[misc]
         ids = named.get("model_output_token_ids", ())
-        if not _may_call(request) or all(ids is not cut for cut in _CUT.get()):
-            return parse(model_output, request, *more, **named)
+        if all(ids is not cut for cut in _CUT.get()):
+            return parse(model_output, *more, **named)
+        request = named["request"] if "request" in named else more[0]
+        if not _may_call(request):
+            return parse(model_output, *more, **named)
         read = self._read_as_a_stream(model_output, request, list(ids))
         if not read.calls:
             with contextlib.suppress(*_UNREAD):
-                return parse(model_output, request, *more, **named)
+                return parse(model_output, *more, **named)
         content = "".join(read.content) or None
         return "".join(read.reasoning) or None, content, list(read.calls.values())
 
-    def parse_delta(
-        self, delta_text: str, delta_token_ids: Any, request: Any, *more: Any, **named: Any
-    ) -> Any:
+    def parse_delta(self, *arguments: Any, **named: Any) -> Any:
         """Read a step of a stream; the last one has what was held back, and became no call."""
-        message = super().parse_delta(  # type: ignore[misc]
-            delta_text, delta_token_ids, request, *more, **named
-        )
+        message = super().parse_delta(*arguments, **named)  # type: ignore[misc]
+        request = named.get("request")
+        if request is None or not self._keeps_text(request):
+            return message
         if message is not None:
             self._sent += message.content or ""
             self._has_calls = self._has_calls or bool(message.tool_calls)
-        if named["finished"] and not self._has_calls and self._keeps_text(request):
+        if named["finished"] and not self._has_calls:
             state = self._stream_state  # type: ignore[attr-defined]
             is_begun = state.tool_call_text_started and state.previous_text.startswith(self._sent)
             if is_begun and (rest := state.previous_text[len(self._sent) :]):
@@ -119,7 +121,11 @@ class CallsReadAlike:
         for number, (step, tokens) in enumerate(steps, 1):
             is_last = number == len(steps)
             prompt = list(self._prompt or ())
-            read.add(parser.parse_delta(step, tokens, request, prompt, finished=is_last))
+            read.add(
+                parser.parse_delta(
+                    step, tokens, request=request, prompt_token_ids=prompt, finished=is_last
+                )
+            )
         return read
 
     def _steps(self, text: str, request: Any, ids: list[int]) -> list[tuple[str, list[int]]]:
