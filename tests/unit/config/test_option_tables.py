@@ -74,6 +74,7 @@ TABLE_11_1 = (
     Row("enable_streaming", "true", warns=True),
     Row("enable_streaming", "huggingface", warns=True),
     Row("tgi_compat", "true", server={"tgi_compat": True}),
+    Row("single_bos", "true", server={"single_bos": True}),
     Row("bedrock_compat", "true", warns=True),
     Row("low_cpu_mem_usage", "true", warns=True),
     Row("task", "feature-extraction", {"runner": "pooling", "convert": "embed"}),
