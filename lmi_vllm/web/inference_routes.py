@@ -132,7 +132,9 @@ async def send(request: web.Request, reply: Reply) -> web.StreamResponse:
 
 def request_properties(headers: Mapping[str, str]) -> dict[str, str]:
     """Return headers by lower-case name, and each of SageMaker's custom attributes as one."""
-    properties = dict(zip(map(str.lower, headers), headers.values(), strict=True))
+    properties: dict[str, str] = {}
+    for name, value in headers.items():  # a header may be there twice, and has one key then
+        properties[name.lower()] = value
     if not "".join(properties.values()).isascii():
         properties = {name: _text(value) for name, value in properties.items()}
     if attributes := properties.pop(CUSTOM_ATTRIBUTES, ""):
