@@ -90,6 +90,7 @@ FIELDS_SET: Final = {
         "client.resources.engine_dead",
         "params.extra_args",  # of this request alone
         "record.prompt_logprobs",  # ours
+        "record.retry_after_seconds",  # ours
         "self.engine_core.resources.coordinator",
         "self.engine_core.resources.engine_manager",
     },
@@ -106,7 +107,6 @@ FIELDS_SET: Final = {
         "engine_args._api_process_count",
         "engine_args._api_process_rank",
     },
-    "engine.py": {"manager.stat_loggers"},  # empty while the warm-up runs
     "grammar_trials/engine.py": {
         "manager.__class__",  # the engine holds that very one
         "manager.backends",
@@ -126,6 +126,10 @@ FIELDS_SET: Final = {
         "self._detokenizer.token_ids",
     },
     "token_lane/events.py": {"sequence.token_ids"},
+    "uncounted.py": {
+        "manager.stat_loggers",
+        "self._manager.stat_loggers",
+    },  # none while a probe runs
     "token_lane/lane.py": {
         "decoder.decoder",
         "sequence.time",
