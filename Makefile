@@ -11,7 +11,7 @@ PYTEST := $(PY) -m pytest
 PARALLEL := -n logical --maxprocesses 8 --dist worksteal
 IN_PROCESS := tests/unit tests/web tests/server
 # What `make unit` leaves out and nothing else of `make test` proves (tests/support/long_tests.py).
-PROOFS := tests/unit/extras/adapter_store/test_bounds.py tests/unit/extras/adapters_state/test_sharing.py
+PROOFS := tests/unit/features/adapter_store/test_bounds.py tests/unit/features/adapters_state/test_sharing.py
 
 .PHONY: help setup serve test test-all check lint format unit contract integration matrix docs site bench storm chaos fleet fuzz gpu pictures
 .PHONY: constraints release clean

@@ -258,7 +258,7 @@ async def churn(chaos: Chaos, name: str) -> None:
             await asyncio.sleep(chaos.rng.uniform(0.1, 1.0))
 
 
-FRONT_END: Final = "lmi_vllm.extras.front_ends.process"
+FRONT_END: Final = "lmi_vllm.features.front_ends.process"
 
 
 async def kill_engines(chaos: Chaos, server: ServerProcess, every_seconds: float) -> None:

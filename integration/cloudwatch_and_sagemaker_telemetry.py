@@ -6,7 +6,7 @@ from pathlib import Path
 from integration.client import call, wait_until
 from integration.conftest import StartServer
 from lmi_vllm.demo import DEMO_MODEL_DIR
-from tests.unit.extras.exporters.test_emf import parsed
+from tests.unit.features.exporters.test_emf import parsed
 
 
 def test_exporters_count_the_same_requests(server_process: StartServer, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ import pytest
 from integration.client import Answer, call, connect, running_requests, wait_until
 from integration.conftest import RunningServer, ServerProcess, StartServer, running_server
 from lmi_vllm.demo import DEMO_MODEL_DIR
-from lmi_vllm.extras.front_ends.group import LIVENESS_SECONDS, SPARE_CLIENTS
+from lmi_vllm.features.front_ends.group import LIVENESS_SECONDS, SPARE_CLIENTS
 
 pytestmark = [
     pytest.mark.vllm,
@@ -55,7 +55,7 @@ def front_ends(server: ServerProcess) -> list[int]:
     others = []
     for child in psutil.Process(server.process.pid).children():
         with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
-            if "lmi_vllm.extras.front_ends.process" in child.cmdline():
+            if "lmi_vllm.features.front_ends.process" in child.cmdline():
                 others.append(child.pid)
     return [server.process.pid, *sorted(others)]
 

@@ -181,7 +181,7 @@ def test_handler_is_called_at_start_and_replaces_ours(
 
 
 def test_broken_code_ends_the_start(server_process: StartServer, tmp_path: Path) -> None:
-    """Exit code 1, and the last line says why (each cause: tests/server/extras)."""
+    """Exit code 1, and the last line says why (each cause: tests/server/features)."""
     model = copy_model(tmp_path)
     write_code(model, "def f(:\n")
     server = server_process("--port", "0", "-s", str(model), "--engine", "scripted")

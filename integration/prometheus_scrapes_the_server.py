@@ -17,7 +17,7 @@ import pytest
 
 from integration.client import call, wait_until
 from integration.conftest import RunningServer
-from lmi_vllm.extras.metrics import ALL as OF_EXTRAS
+from lmi_vllm.features.metrics import ALL as OF_FEATURES
 from lmi_vllm.telemetry.metrics import ALL
 from tests.support.monitoring import (
     PROMETHEUS,
@@ -62,7 +62,7 @@ def test_every_name_is_one_that_the_server_exports(demo_server: RunningServer, s
     """Names and labels of the dashboard and the rules, against /metrics of the real engine."""
     work(demo_server.url)
     exported = Exposition.read(call(demo_server.url, "/metrics").body.decode())
-    for metric in (*ALL, *OF_EXTRAS):  # labels of what has not happened yet
+    for metric in (*ALL, *OF_FEATURES):  # labels of what has not happened yet
         (family,) = metric.describe()
         if family.name in SILENT:
             exported.labels[f"{family.name}_total"] |= set(metric._labelnames)

@@ -70,7 +70,7 @@ def process_one(*words: str, module: str = "lmi_vllm", **environ: str) -> Iterat
             outer.kill()
 
 
-@pytest.mark.parametrize("module", ["lmi_vllm", "lmi_vllm.extras.image"])
+@pytest.mark.parametrize("module", ["lmi_vllm", "lmi_vllm.features.image"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_serve_ends_while_it_is_imported(module: str, number: signal.Signals) -> None:
     """From the first module on: the signal is not lost in the seconds of imports."""

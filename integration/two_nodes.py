@@ -23,7 +23,7 @@ from integration.client import OpenStream, call, running_requests, wait_until
 from integration.conftest import RunningServer, ServerProcess, start_server
 from integration.plain_model import plain_model
 from integration.server_exit_cleans_up import are_gone, survivors
-from lmi_vllm.extras.nodes.follow import WORKER_ENDED
+from lmi_vllm.features.nodes.follow import WORKER_ENDED
 
 pytestmark = [
     pytest.mark.vllm,

@@ -1,7 +1,7 @@
 """The composition root: builds the parts of a server out of rooms and features.
 
-Only this module and `cli.py` import features. A feature is a package in `extras/` with at most two
-entry points. `configure` adds to how settings are read and what they mean, and imports neither
+Only this module and `cli.py` import features. A feature is a package in `features/` with at most
+two entry points. `configure` adds to how settings are read and what they mean, and imports neither
 aiohttp nor vLLM. `serve` adds to a server. Both import what they add when they are called.
 """
 
@@ -15,7 +15,7 @@ from lmi_vllm.config.other_servers.as_settings import split_words, variables_of_
 from lmi_vllm.config.properties import PropertiesFile
 from lmi_vllm.config.setting import CommandLine
 from lmi_vllm.config.settings import Settings
-from lmi_vllm.extras import (
+from lmi_vllm.features import (
     adapter_store,
     adapters_state,
     api_docs,
@@ -188,8 +188,8 @@ def variables_to_serve(environ: Mapping[str, str], words: Sequence[str]) -> Mapp
     `words` are those behind the verb: flags of vLLM's may stand for a variable of ours. Nothing is
     configured yet: features import prometheus_client, which reads its variable when it is imported.
     """
-    from lmi_vllm.extras.front_ends.settings import variables
-    from lmi_vllm.extras.hub.location import fast_transfer
+    from lmi_vllm.features.front_ends.settings import variables
+    from lmi_vllm.features.hub.location import fast_transfer
 
     given = {**environ, **variables_of_flags(words)}
     return {**fast_transfer(given), **variables(given)}

@@ -42,15 +42,16 @@ VERBS: Final[Mapping[str, Verb]] = MappingProxyType(
             "lmi_vllm.commands.explain",
         ),
         "bench": Verb(
-            "put load on an endpoint and report the figures", "lmi_vllm.extras.bench.command"
+            "put load on an endpoint and report the figures", "lmi_vllm.features.bench.command"
         ),
-        "fetch": Verb("download a model", "lmi_vllm.extras.fetch.command"),
+        "fetch": Verb("download a model", "lmi_vllm.features.fetch.command"),
         "migrate": Verb(
             "turn an LMI, TGI or vllm serve configuration into ours",
-            "lmi_vllm.extras.migrate.command",
+            "lmi_vllm.features.migrate.command",
         ),
         "validate": Verb(
-            "explain, and check the settings against the model", "lmi_vllm.extras.validate.command"
+            "explain, and check the settings against the model",
+            "lmi_vllm.features.validate.command",
         ),
     }
 )

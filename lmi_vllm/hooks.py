@@ -1,6 +1,6 @@
 """The protocols of users' code: an input hook, a handler and an output hook.
 
-The custom_code extra finds, loads and calls users' code. Without it there are no hooks.
+The custom_code feature finds, loads and calls users' code. Without it there are no hooks.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence

@@ -7,10 +7,10 @@ from http import HTTPStatus
 from typing import Any, Final
 
 from lmi_vllm.assembly import server_parts
-from lmi_vllm.extras.api_docs.openapi import build_document
+from lmi_vllm.features.api_docs.openapi import build_document
 
 # The words of the page /docs, so that a type is called the same on both.
-from lmi_vllm.extras.api_docs.page import shapes_of, type_text
+from lmi_vllm.features.api_docs.page import shapes_of, type_text
 from lmi_vllm.inference.lifecycle import Lifecycle
 from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.inference.service import InferenceService
@@ -22,7 +22,7 @@ INTRODUCTION: Final = """\
 
 This page is for people who write clients by hand. After it you know this server's routes with their fields, answers and errors.
 
-Generated from the description of the routes (`lmi_vllm/extras/api_docs/operations.py`) by `make docs`. Do not edit.
+Generated from the description of the routes (`lmi_vllm/features/api_docs/operations.py`) by `make docs`. Do not edit.
 
 [How a request is answered](requests.md) says what payloads mean, what streams look like and how they end.
 

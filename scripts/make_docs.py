@@ -34,7 +34,7 @@ from lmi_vllm.config.options.row import (
     Option,
 )
 from lmi_vllm.config.vllm_schema import VllmArgument, VllmRelease, read_release
-from lmi_vllm.extras.metrics import ALL as EXTRA_METRICS
+from lmi_vllm.features.metrics import ALL as FEATURE_METRICS
 from lmi_vllm.telemetry.metrics import ALL as CORE_METRICS
 
 CONFIG_FOLDER: Final = Path(__file__).resolve().parent.parent / "config"
@@ -44,7 +44,7 @@ INTRODUCTION: Final = """\
 
 This page is for people who look up one option. After it you know its names, values, default and effect.
 
-Generated from `lmi_vllm/config/options/` and the settings of the extras by `make docs`. Do not edit.
+Generated from `lmi_vllm/config/options/` and the settings of the features by `make docs`. Do not edit.
 
 An option is written in one of three ways:
 
@@ -89,7 +89,7 @@ METRICS_INTRODUCTION: Final = """\
 
 This page is for people who write queries or alerts. After it you know what each metric counts and which labels it has.
 
-Generated from `lmi_vllm/telemetry/metrics.py` and `lmi_vllm/extras/metrics.py` by `make docs`. Do not edit.
+Generated from `lmi_vllm/telemetry/metrics.py` and `lmi_vllm/features/metrics.py` by `make docs`. Do not edit.
 
 `GET /metrics` and `GET /server/metrics` answer with these and with every metric of vLLM (`vllm:*`), in Prometheus'
 text format. `?name[]=lmi_requests_total&name[]=...` selects some. With `management_address` they are on that address only.
@@ -306,7 +306,7 @@ def reference() -> str:
 def metrics_page() -> str:
     """Our metrics, as /metrics explains them."""
     rows = []
-    for metric in (*CORE_METRICS, *EXTRA_METRICS):
+    for metric in (*CORE_METRICS, *FEATURE_METRICS):
         (family,) = metric.describe()
         name = f"{family.name}_total" if family.type == "counter" else family.name
         labels = ", ".join(f"`{label}`" for label in metric._labelnames)

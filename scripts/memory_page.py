@@ -12,9 +12,9 @@ from http_api_page import table
 from lmi_vllm.assembly import configuration, load_settings
 from lmi_vllm.checks.model_config import ModelFiles
 from lmi_vllm.config.setting import CommandLine
-from lmi_vllm.extras.validate.command import validate
-from lmi_vllm.extras.validate.memory_estimate import GIB, MemoryEstimate, estimate_memory
-from lmi_vllm.extras.validate.model_shape import read_shape
+from lmi_vllm.features.validate.command import validate
+from lmi_vllm.features.validate.memory_estimate import GIB, MemoryEstimate, estimate_memory
+from lmi_vllm.features.validate.model_shape import read_shape
 from lmi_vllm.translate.arguments import Translation
 from lmi_vllm.translate.devices import Devices
 

@@ -13,7 +13,7 @@ from pytest_aiohttp import AiohttpClient
 from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.assembly import create_app
 from lmi_vllm.errors import DEFAULT_STATUSES, StatusTable
-from lmi_vllm.extras.scripted.engine import ScriptedEngine
+from lmi_vllm.features.scripted.engine import ScriptedEngine
 from lmi_vllm.inference.context import Runtime
 from lmi_vllm.inference.lifecycle import Lifecycle, State
 from lmi_vllm.inference.queue import RequestQueue

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from lmi_vllm.extras.bench.plan import LengthRange, LoadPlan
+from lmi_vllm.features.bench.plan import LengthRange, LoadPlan
 
 TOKENS: Final = 4
 # Greedy like the floor (`integration.bench.floor`): sampling would be time of the engine.

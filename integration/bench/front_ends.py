@@ -26,7 +26,7 @@ from integration.bench.tokens import load as load_here
 
 STREAMS: Final = 128
 PROCESSES: Final = "LMI_FRONTEND_PROCESSES"
-MODULE: Final = "lmi_vllm.extras.front_ends.process"
+MODULE: Final = "lmi_vllm.features.front_ends.process"
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from lmi_vllm.extras.bench.report import aligned
+from lmi_vllm.features.bench.report import aligned
 
 
 @dataclass(frozen=True)

@@ -42,8 +42,8 @@ from integration.bench.servers import (
     running,
     their_command,
 )
-from lmi_vllm.extras.bench.dialects import DIALECTS
-from lmi_vllm.extras.bench.plan import LoadPlan, LoadRequest
+from lmi_vllm.features.bench.dialects import DIALECTS
+from lmi_vllm.features.bench.plan import LoadPlan, LoadRequest
 
 
 @dataclass(frozen=True)

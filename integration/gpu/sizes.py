@@ -17,10 +17,10 @@ def memory_estimate(suite: Suite) -> str:
     On a CPU only the cache, whose size is given there, can be compared.
     """
     try:
-        from lmi_vllm.extras.validate import memory_estimate as estimates  # noqa: PLC0415
-        from lmi_vllm.extras.validate.model_shape import read_shape  # noqa: PLC0415
+        from lmi_vllm.features.validate import memory_estimate as estimates  # noqa: PLC0415
+        from lmi_vllm.features.validate.model_shape import read_shape  # noqa: PLC0415
     except ModuleNotFoundError as error:
-        raise LeftOutError("needs the extra `validate`") from error
+        raise LeftOutError("needs the feature `validate`") from error
     model = write_shape(suite)
     shape = read_shape(json.loads((model / "config.json").read_text("utf-8")))
     device = suite.machine.device_bytes if suite.machine.has_gpu else None

@@ -32,7 +32,7 @@ or accelerator kernels.
 | difference | the largest difference of log probabilities in the answer to `inputs` |
 
 - A *mapping* sets `hf_overrides`, with a warning at the start. It names the class of a family with the same layers, or a
-  class of ours (`Lmi…`, in `lmi_vllm/extras/legacy_models/classes.py`) that reads the family's tensors.
+  class of ours (`Lmi…`, in `lmi_vllm/features/legacy_models/classes.py`) that reads the family's tensors.
 - Vision models were asked about a picture in `messages`. Another picture had another answer.
 - Transformers has no class for Aquila, Baichuan, ChatGLM, DeciLM, InternLM and Qwen. The weights of the named class were
   written under the family's own tensor names, with the published configuration. Their published code was not available.

@@ -17,7 +17,7 @@ class Adapter:
     `ref` is set while its weights are loaded. `hooks` are those of its own model.py. `options` are
     the other parameters of its registration, which the server keeps and does not use. An adapter of
     the model directory is `is_local`: the next start registers it again. With `is_from_store` an
-    extra registered it because a request named it, and has checked `path`.
+    feature registered it because a request named it, and has checked `path`.
     """
 
     name: str

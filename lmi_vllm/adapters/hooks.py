@@ -1,4 +1,4 @@
-"""What extras do about the adapters of a registry: find, keep, share them."""
+"""What features do about the adapters of a registry: find, keep, share them."""
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ class Sharing(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AdapterHooks:
-    """What extras do about the adapters of one registry.
+    """What features do about the adapters of one registry.
 
     `find` is awaited with each name that a request gives, before the name is looked up. It may
     register the adapter (`is_from_store`), renew it, or refuse the request, and returns whether

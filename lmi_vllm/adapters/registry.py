@@ -131,7 +131,7 @@ class AdapterRegistry:
         return adapter is not None and self._loads.is_held(adapter.ref)
 
     async def find_on_demand(self, name: str) -> bool:
-        """Return whether an extra's `sharing` or `find` knows the adapter of a request.
+        """Return whether a feature's `sharing` or `find` knows the adapter of a request.
 
         Raises:
             LmiError: it is there and cannot be served now.

@@ -75,7 +75,7 @@ async def _serve_until_stopped(
     engine_kind: str,
     assembled: Assembled,
 ) -> tuple[int, str]:
-    """Serve until a signal, or run an extra's replacement; return exit code and reason."""
+    """Serve until a signal, or run a feature's replacement; return exit code and reason."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     at_last = threading.Timer(end_seconds(settings) + LATE_SECONDS, end_unfinished)

@@ -31,7 +31,7 @@ from lmi_vllm.config.setting import (
     Setting,
 )
 from lmi_vllm.config.settings import (
-    ExtraSettings,
+    FeatureSettings,
     ModelSettings,
     ServerSettings,
     Settings,
@@ -77,7 +77,7 @@ class _Load:
         self.command_line = command_line
         self.table = table
         self.sources = sources
-        self.brought: dict[type[ExtraSettings], dict[str, Setting]] = {}  # options of extras
+        self.brought: dict[type[FeatureSettings], dict[str, Setting]] = {}  # options of features
         self.report = Report()
         self.passed = Report()  # messages about arguments that are passed through
         self.server_report = Report()
@@ -101,7 +101,7 @@ class _Load:
         model_order = model_sources(self.environ, self.command_line, file, self.table, self.images)
         model: ModelSettings = ModelSettings.read(*model_order, Reading(self._model_fields))
         server: ServerSettings = ServerSettings.read(*server_order, Reading(self._server_fields))
-        others = tuple(self._extra(kind) for kind in self.table.kinds)
+        others = tuple(self._feature(kind) for kind in self.table.kinds)
         self.report.add(self.server_report)
         self.report.add(self.passed)
         self._report_others(is_strict=server.lmi_strict)
@@ -155,13 +155,13 @@ class _Load:
         rows = (*SERVER_SETTINGS, *ENVIRONMENT_SETTINGS)
         return _fields(rows, values)
 
-    def _extra(self, kind: type[ExtraSettings]) -> ExtraSettings:
-        """The settings of one extra."""
+    def _feature(self, kind: type[FeatureSettings]) -> FeatureSettings:
+        """The settings of one feature."""
         rows, resolver = Rows.of(kind.rows), self.server
         values = self.brought[kind] | resolver.server_settings(rows.server)
         values |= resolver.variables(rows.variables, self.environ, self._flags())
-        extra: ExtraSettings = kind.read(Reading(lambda _: _fields(kind.rows, values)))
-        return extra
+        feature: FeatureSettings = kind.read(Reading(lambda _: _fields(kind.rows, values)))
+        return feature
 
     def _flags(self) -> Mapping[str, RawValue]:
         """Whole variables (LMI_API_KEY) that flags or variables of other servers set."""
@@ -211,12 +211,12 @@ class _Load:
         )
 
     def _check(
-        self, model: ModelSettings, server: ServerSettings, others: tuple[ExtraSettings, ...]
+        self, model: ModelSettings, server: ServerSettings, others: tuple[FeatureSettings, ...]
     ) -> None:
         """Report settings that cannot be combined."""
         check_listen(server, self.report.fail)
-        for extra in others:
-            extra.check(server, self.sources, self.report.fail)
+        for feature in others:
+            feature.check(server, self.sources, self.report.fail)
         report_hidden(self.model.layers, self.report)
         if model.lora_modules and not model.enable_lora:
             modules, enabled = model.details.lora_modules, model.details.enable_lora

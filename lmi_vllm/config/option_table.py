@@ -13,7 +13,7 @@ from lmi_vllm.config.options import (
 )
 from lmi_vllm.config.options.row import ENV, FILE, Option, Rows
 from lmi_vllm.config.setting import FILE_PREFIX
-from lmi_vllm.config.settings import ExtraSettings
+from lmi_vllm.config.settings import FeatureSettings
 from lmi_vllm.config.variable_names import (
     ARGUMENT_PREFIX,
     OPTION_PREFIX,
@@ -46,7 +46,7 @@ _MEANT: Final = MappingProxyType(
 class OptionTable:
     """Every option, server setting and variable; `kinds` are the settings of features."""
 
-    def __init__(self, kinds: Sequence[type[ExtraSettings]]) -> None:
+    def __init__(self, kinds: Sequence[type[FeatureSettings]]) -> None:
         self.kinds = tuple(kinds)
         brought = (row for kind in kinds for row in kind.rows)
         self.rows = Rows.of((*OPTIONS, *SERVER_SETTINGS, *ENVIRONMENT_SETTINGS, *brought))

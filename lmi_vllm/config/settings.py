@@ -4,15 +4,15 @@
 them, with pydantic-settings and the sources of layers.py in their two orders. Attributes have the
 types of the table; where a value was written, and how messages name it, is in `details`.
 
-A feature brings settings of its own as a class over `ExtraSettings`, which its `configure` adds.
+A feature brings settings of its own as a class over `FeatureSettings`, which its `configure` adds.
 Its fields are whole environment variables. With a `section` of the class they are options and
 server settings like the core's. `check` may refuse what does not go together.
-`Settings.extra(TheClass)` is the typed instance:
+`Settings.feature(TheClass)` is the typed instance:
 
-    class CacheSettings(ExtraSettings):
+    class CacheSettings(FeatureSettings):
         lmi_cache_uri: str | None = variable(parse.any_text, "Folder or URL ...")
 
-    settings.extra(CacheSettings).lmi_cache_uri
+    settings.feature(CacheSettings).lmi_cache_uri
 """
 
 import os
@@ -84,8 +84,8 @@ class ServerSettings(ServerOptions, LayeredSettings):
         return tuple(map(Path, filter(None, (self.lmi_adapter_roots or "").split(os.pathsep))))
 
 
-class ExtraSettings(LayeredSettings):
-    """Base of an extra's settings: environment variables, unless `section` has others."""
+class FeatureSettings(LayeredSettings):
+    """Base of a feature's settings: environment variables, unless `section` has others."""
 
     section: ClassVar[str] = ENVIRONMENT
 
@@ -97,7 +97,7 @@ class ExtraSettings(LayeredSettings):
         yield from ()
 
 
-Extra = TypeVar("Extra", bound=ExtraSettings)
+Feature = TypeVar("Feature", bound=FeatureSettings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class Settings:
 
     model: ModelSettings = field(default_factory=ModelSettings)
     server: ServerSettings = field(default_factory=ServerSettings)
-    extras: tuple[ExtraSettings, ...] = ()
+    features: tuple[FeatureSettings, ...] = ()
     others: tuple[Setting, ...] = ()
     warnings: tuple[str, ...] = ()
     errors: tuple[str, ...] = ()
@@ -120,9 +120,9 @@ class Settings:
         """These settings themselves, which cannot change."""
         return self
 
-    def extra(self, kind: type[Extra]) -> Extra:
-        """The settings of that extra; its defaults if they were not read."""
-        instance = next((extra for extra in self.extras if isinstance(extra, kind)), None)
+    def feature(self, kind: type[Feature]) -> Feature:
+        """The settings of that feature; its defaults if they were not read."""
+        instance = next((found for found in self.features if isinstance(found, kind)), None)
         return kind() if instance is None else instance
 
     @property
@@ -137,10 +137,10 @@ class Settings:
         return {**(self.model.env or _NOTHING), "HF_TOKEN": token}
 
     def server_details(self) -> Iterator[Setting]:
-        """Every setting of the server and of the extras that has a value."""
+        """Every setting of the server and of the features that has a value."""
         yield from self.server.details.values()
-        for extra in self.extras:
-            yield from extra.details.values()
+        for feature in self.features:
+            yield from feature.details.values()
 
     def all_details(self) -> Iterator[Setting]:
         """Every setting that has a value: the model's, then the server's."""

@@ -35,7 +35,7 @@ class InferenceService:
         self.lifecycle = queue.lifecycle
         self.profile = profile or ServingProfile()
         self.model_url = ""
-        self.kept: dict[type, object] = {}  # what extras keep of a server, by its class
+        self.kept: dict[type, object] = {}  # what features keep of a server, by its class
         self.steps = RequestSteps()  # of features
         self.telemetry = telemetry or Telemetry()
         self.statuses = statuses

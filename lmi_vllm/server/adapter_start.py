@@ -1,4 +1,4 @@
-"""The adapters of a start: those in the model directory, then those of extras.
+"""The adapters of a start: those in the model directory, then those of features.
 
 An adapter of the model directory that fails ends the start.
 """
@@ -40,7 +40,7 @@ async def load_adapters(
     load_code: LoadCode,
     hooks: Callable[[AdapterRegistry, AdapterSources], AdapterHooks],
 ) -> AdapterRegistry:
-    """Return the registry with every adapter of this start loaded, those of extras last.
+    """Return the registry with every adapter of this start loaded, those of features last.
 
     Raises:
         ModelSourceError: an adapter of the model directory is not usable.

@@ -1,4 +1,4 @@
-"""Objects that live as long as a server: its service, `ServerContext`, extras, processes."""
+"""Objects that live as long as a server: its service, `ServerContext`, features, processes."""
 
 import asyncio
 import contextlib
@@ -101,7 +101,7 @@ class ReadyModel:
 
 @dataclass(slots=True)
 class ServerEvents:
-    """Callbacks of extras on the server's lifecycle; `is_first` is false in a further process."""
+    """Callbacks of features on the server's lifecycle; `is_first` is false in a further process."""
 
     sources: Sources
     is_first: bool = True
@@ -123,7 +123,7 @@ class ServerEvents:
         sources: AdapterSources | None,
         publish: Publish | None = None,
     ) -> AdapterHooks:
-        """What extras do about the adapters of one model, and `publish`."""
+        """What features do about the adapters of one model, and `publish`."""
         made = [make(registry, sources) for make in self.on_adapters]
         return functools.reduce(operator.or_, made, AdapterHooks(publish=publish))
 

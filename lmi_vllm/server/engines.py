@@ -1,4 +1,4 @@
-"""The table of engines: by name, and engines of extras by the models that they run."""
+"""The table of engines: by name, and engines of features by the models that they run."""
 
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
@@ -63,7 +63,7 @@ def engine_factory(
 
 
 class EnginesByModel:
-    """The engine of an extra for the models that it runs, the named one for all others."""
+    """The engine of a feature for the models that it runs, the named one for all others."""
 
     def __init__(
         self,

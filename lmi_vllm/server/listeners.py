@@ -21,7 +21,7 @@ from lmi_vllm.web.request import PathPrefix, RouteGroup, Routes, WebOptions
 
 @dataclass(frozen=True, slots=True)
 class ListenerContext:
-    """What the routes of an extra may depend on.
+    """What the routes of a feature may depend on.
 
     `explain` returns what `lmi-vllm explain` shows, without secrets; it is called in a thread.
     `inference_url` is where requests are answered, if that is another listener.
@@ -82,8 +82,8 @@ async def open_listeners(  # noqa: PLR0913, PLR0917 - one name for each thing th
 ) -> Listeners:
     """Open the configured listeners; from then on the application answers `/ping`.
 
-    `explain` returns the configuration for pages of extras. With `inner_socket` other processes may
-    open the same port, and reach this one there.
+    `explain` returns the configuration for pages of features. With `inner_socket` other processes
+    may open the same port, and reach this one there.
 
     Raises:
         StartupError: an address is taken, a TLS file cannot be used, or a key file holds no key.
@@ -125,7 +125,7 @@ def _urls(url: str, options: WebOptions) -> list[str]:
 
 
 def _groups(context: ListenerContext, parts: RouteParts) -> tuple[RouteGroup, ...]:
-    """Return the routes of extras for one listener."""
+    """Return the routes of features for one listener."""
     made = (make(context) for make in parts.of_listener)
     return tuple(group for group in made if group is not None)
 

@@ -89,7 +89,7 @@ class ModelFetch:
 
         Raises:
             DownloadError: the text says what cannot be had and why.
-            ConfigurationError: secure mode forbids what was fetched, or an extra cannot be set up.
+            ConfigurationError: secure mode forbids what was fetched, or a feature cannot be set up.
         """
         model, translation = await self._fetch_model()
         arguments = translation.arguments
@@ -112,7 +112,7 @@ class ModelFetch:
                 logger.warning("%s is not installed: LMI_CUSTOM_CODE=none forbids it", file)
 
     def _variables(self, model: ModelArtifacts, arguments: EngineArguments) -> Mapping[str, str]:
-        """The environment variables of extras for the engine's libraries."""
+        """The environment variables of features for the engine's libraries."""
         found: dict[str, str] = {}
         for variables in self._parts.start_variables:
             found |= variables(self._settings, model, arguments, self._environ)

@@ -137,7 +137,7 @@ class ModelStart:
         return Runtime(engine, profile, adapters, self._code.hooks)
 
     def _extensions(self) -> tuple[AroundStart, ...]:
-        """The hooks of extras around this start."""
+        """The hooks of features around this start."""
         plan = self._plan
         planned = PlannedStart(
             self._context.engine_factory.kind(plan.arguments),

@@ -22,7 +22,7 @@ MakePackages = Callable[[ModelArtifacts, Mapping[str, str], Sources], "ModelPack
 
 
 class ModelPackages(Protocol):
-    """Packages that an extra installs for one model. A failure does not end the start."""
+    """Packages that a feature installs for one model. A failure does not end the start."""
 
     async def install_first(self) -> bool:
         """Install packages that are known before the fetch; return whether the fetch has more."""
@@ -39,7 +39,7 @@ class ModelPackages(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PlannedStart:
-    """A planned start, for extras; `engine` is the name of the engine that will run."""
+    """A planned start, for features; `engine` is the name of the engine that will run."""
 
     engine: str
     settings: Settings
@@ -50,7 +50,7 @@ class PlannedStart:
 
 
 class AroundStart(Protocol):
-    """Hooks of an extra around one start of a model; none of them may raise."""
+    """Hooks of a feature around one start of a model; none of them may raise."""
 
     @property
     def exports(self) -> Mapping[str, str]:

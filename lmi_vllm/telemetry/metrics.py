@@ -1,4 +1,4 @@
-"""Our own Prometheus metrics, but for those of extras; vLLM's are in the same registry.
+"""Our own Prometheus metrics, but for those of features; vLLM's are in the same registry.
 
 Labels are bounded: routes are patterns, and statuses are those we send. Clients choose adapters'
 names, so only the first `MAX_ADAPTERS` have their own label.

@@ -106,8 +106,8 @@ def mapped_rows(draft: ArgumentDraft) -> list[tuple[Setting, Option | None]]:
     own = [(one, draft.options.find(one.name)) for one in draft.settings.model.details.values()]
     brought = [
         (one, row)
-        for extra in draft.settings.extras
-        for one in extra.details.values()
+        for feature in draft.settings.features
+        for one in feature.details.values()
         if (row := draft.options.find(one.name))
     ]
     return [

@@ -12,7 +12,7 @@ from lmi_vllm.config.load import load_settings
 from lmi_vllm.config.option_table import OptionTable
 from lmi_vllm.config.properties import PropertiesFile
 from lmi_vllm.config.setting import CommandLine
-from lmi_vllm.config.settings import ExtraSettings, Settings
+from lmi_vllm.config.settings import FeatureSettings, Settings
 from lmi_vllm.messages import ModelArtifacts
 from lmi_vllm.slot import Slot
 from lmi_vllm.sources.base import Repositories, Store
@@ -70,7 +70,7 @@ class ConfigurationBuilder:
     """What features add: each call of the same method adds after those before it."""
 
     def __init__(self) -> None:
-        self._settings: list[type[ExtraSettings]] = []
+        self._settings: list[type[FeatureSettings]] = []
         self._stores: list[Store] = []
         self._rules: dict[RulePhase, list[Rule]] = {phase: [] for phase in RulePhase}
         self._engines: list[OwnEngine] = []
@@ -82,7 +82,7 @@ class ConfigurationBuilder:
         self._files: list[CheckFiles] = []
         self._defaults: Slot[ExplainedDefaults] = Slot("defaults that are explained")
 
-    def settings(self, *kinds: type[ExtraSettings]) -> None:
+    def settings(self, *kinds: type[FeatureSettings]) -> None:
         """Add settings of a feature, in the order of the pages."""
         self._settings += kinds
 

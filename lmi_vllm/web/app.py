@@ -36,7 +36,7 @@ def create_app(service: InferenceService, options: WebOptions | None = None) -> 
 
 
 def _add_routes(app: web.Application) -> None:
-    """Register every configured route: inference, then extras' routes."""
+    """Register every configured route: inference, then features' routes."""
     options = app[OPTIONS]
     app[GROUPS] = options.groups
     add_health_routes(app)

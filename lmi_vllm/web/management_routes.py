@@ -25,7 +25,7 @@ DOWNLOAD: Final[Mapping[str, Gauge]] = MappingProxyType(
     }
 )
 
-# Links that need no extra.
+# Links that need no feature.
 _PAGES = {"/ping": "whether the model answers", "/metrics": "Prometheus"}
 _HEADERS = {"Content-Security-Policy": "default-src 'none'", "X-Content-Type-Options": "nosniff"}
 
@@ -66,7 +66,7 @@ def _set_gauges(service: InferenceService) -> None:
 
 
 def add_front_page(app: web.Application) -> None:
-    """Register it; an extra may already have the path, and calls `front_page` itself."""
+    """Register it; a feature may already have the path, and calls `front_page` itself."""
     app.router.add_route("*", "/", front_page)
 
 

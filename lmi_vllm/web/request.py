@@ -84,7 +84,7 @@ class Routes(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RouteGroup:
-    """Routes of an extra, before all of the core's but inference; it may replace those.
+    """Routes of a feature, before all of the core's but inference; it may replace those.
 
     Paths below `prefix` have the group's own rules, unless they are vLLM's. `is_open` says which of
     them need no key. `check` raises an error to refuse a request. `title` is printed with the URL

@@ -13,7 +13,7 @@ import pytest
 from lmi_vllm.demo import DEMO_MODEL_DIR
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.engine.vllm.processes import new_engine_thread
-from lmi_vllm.extras.scripted.engine import ScriptedEngine
+from lmi_vllm.features.scripted.engine import ScriptedEngine
 from lmi_vllm.messages import (
     EngineArguments,
     GenerationChunk,
@@ -158,7 +158,7 @@ def t5_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def start_t5_engine(run: LoopThread, folder: Path, **changes: object) -> Engine:
     """Return a running Transformers engine over the model in `folder`."""
-    from lmi_vllm.extras.seq2seq.engine import (  # noqa: PLC0415 (imports torch)
+    from lmi_vllm.features.seq2seq.engine import (  # noqa: PLC0415 (imports torch)
         start_transformers_engine,
     )
 

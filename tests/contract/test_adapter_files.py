@@ -12,7 +12,7 @@ from lmi_vllm.checks.base_model import describe_base
 from lmi_vllm.demo import DEMO_MODEL_DIR
 from lmi_vllm.engine.vllm.adapter_files import _copy_file, copy_adapter
 from lmi_vllm.errors import AdapterRefusedError
-from lmi_vllm.extras.pickled_adapters import convert_pickle
+from lmi_vllm.features.pickled_adapters import convert_pickle
 from tests.support import adapter_files
 
 torch = pytest.importorskip("torch")

@@ -9,7 +9,7 @@ pytest.importorskip("vllm", reason="needs vLLM: make setup installs it")
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-from lmi_vllm.extras.validate.weights import count_weights
+from lmi_vllm.features.validate.weights import count_weights
 
 pytestmark = pytest.mark.vllm
 # Each class's defaults are, by its documentation, the config.json of a published model or near it.

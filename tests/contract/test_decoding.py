@@ -14,7 +14,7 @@ from vllm.v1.engine.detokenizer import FastIncrementalDetokenizer
 
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.engine.vllm.workarounds.prompt_ends import begin_after
-from lmi_vllm.extras.token_lane.decoding import Pieces, TableText, tables_for
+from lmi_vllm.features.token_lane.decoding import Pieces, TableText, tables_for
 from lmi_vllm.messages import GenerationJob
 from tests.contract.conftest import LoopThread, collect
 

@@ -15,8 +15,8 @@ import pytest
 
 from lmi_vllm.engine.base import GRAMMAR_SOURCE, Engine
 from lmi_vllm.errors import PayloadError
-from lmi_vllm.extras.grammar_trials import guard
-from lmi_vllm.extras.grammar_trials.queue import FairExecutor
+from lmi_vllm.features.grammar_trials import guard
+from lmi_vllm.features.grammar_trials.queue import FairExecutor
 from lmi_vllm.messages import GenerationJob, OpenAICall
 from lmi_vllm.telemetry.records import RequestRecord, enter_record
 from tests.contract.conftest import LoopThread, collect, start_demo_engine

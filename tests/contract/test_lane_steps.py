@@ -17,7 +17,7 @@ from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 from lmi_vllm.demo import DEMO_MODEL_DIR
 from lmi_vllm.engine.vllm.chunks import ChunkMaker
 from lmi_vllm.engine.vllm.outputs import EngineOutputs
-from lmi_vllm.extras.token_lane.lane import PlainLane
+from lmi_vllm.features.token_lane.lane import PlainLane
 from lmi_vllm.messages import GenerationChunk, GenerationJob
 from tests.contract.test_direct_tokens import Reader, flat
 

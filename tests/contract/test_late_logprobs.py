@@ -9,7 +9,7 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.outputs import LogprobsLists
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
-from lmi_vllm.extras.token_lane.logprobs import (
+from lmi_vllm.features.token_lane.logprobs import (
     LazyDecoder,
     LazyLogprobs,
     has_known_arrays,

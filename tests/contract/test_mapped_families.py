@@ -16,8 +16,8 @@ pytest.importorskip("vllm", reason="needs vLLM: make setup installs it")
 from vllm.model_executor.models import ModelRegistry
 from vllm.model_executor.models.interfaces import supports_lora
 
-from lmi_vllm.extras.legacy_models import MODEL_CLASSES
-from lmi_vllm.extras.legacy_models.architectures import WITHOUT_LORA
+from lmi_vllm.features.legacy_models import MODEL_CLASSES
+from lmi_vllm.features.legacy_models.architectures import WITHOUT_LORA
 
 pytestmark = pytest.mark.vllm
 FAMILIES = {

@@ -27,9 +27,9 @@ from vllm.exceptions import GracefulHTTPError, VLLMValidationError
 from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY, MediaConnector
 
 from lmi_vllm.engine.vllm.workarounds.text_lengths import guard_lengths
-from lmi_vllm.extras.media_urls.budget import MediaBusyError
-from lmi_vllm.extras.media_urls.connector import GuardedConnection, guard_media
-from lmi_vllm.extras.media_urls.tensors import (
+from lmi_vllm.features.media_urls.budget import MediaBusyError
+from lmi_vllm.features.media_urls.connector import GuardedConnection, guard_media
+from lmi_vllm.features.media_urls.tensors import (
     check_pickle,
     guard_tensors,
     load_array_within,

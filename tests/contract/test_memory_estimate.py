@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from lmi_vllm.extras.validate.memory_estimate import GIB, estimate_memory
-from lmi_vllm.extras.validate.model_shape import ModelShape, read_shape
+from lmi_vllm.features.validate.memory_estimate import GIB, estimate_memory
+from lmi_vllm.features.validate.model_shape import ModelShape, read_shape
 from tests.support.vllm_routes import script
 
 pytestmark = pytest.mark.vllm

@@ -365,7 +365,7 @@ def test_priority_changes_no_text(ask: Ask) -> None:
     ids=str,
 )  # fmt: skip
 def test_parameters_without_effect_change_nothing(ask: Ask, parameters: dict[str, Any]) -> None:
-    """TGI's and HF's extras are accepted; a warning names them (test_parameters.py)."""
+    """TGI's and HF's features are accepted; a warning names them (test_parameters.py)."""
     assert text(ask(**parameters)) == text(ask())
 
 

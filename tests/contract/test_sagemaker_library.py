@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from lmi_vllm.extras.custom_code.loading import load_model_code
-from lmi_vllm.extras.custom_code.sagemaker_library import hand_over
+from lmi_vllm.features.custom_code.loading import load_model_code
+from lmi_vllm.features.custom_code.sagemaker_library import hand_over
 from lmi_vllm.messages import HttpCall, OpenAIReply, RouteKind
 from tests.contract.conftest import LoopThread
 from tests.support.hook_files import SAGEMAKER_CODE

@@ -13,7 +13,7 @@ pytest.importorskip("vllm", reason="needs vLLM: make setup installs it")
 
 from vllm.config.speculative import SpeculativeMethod
 
-from lmi_vllm.extras.speculation.rules import with_draft_files
+from lmi_vllm.features.speculation.rules import with_draft_files
 from lmi_vllm.messages import EngineArguments
 from tests.contract.vllm_configuration import engine_arguments, vllm_configuration
 from tests.support.draft_models import DRAFTERS, MEDUSA_HEADS

@@ -11,8 +11,8 @@ pytest.importorskip("vllm", reason="needs vLLM: make setup installs it")
 import torch
 from vllm.model_executor.models.utils import WeightsMapper
 
-from lmi_vllm.extras.legacy_models.classes import MllamaTextForCausalLM
-from lmi_vllm.extras.legacy_models.tensor_names import MLLAMA_NAMES, renumbered_layers
+from lmi_vllm.features.legacy_models.classes import MllamaTextForCausalLM
+from lmi_vllm.features.legacy_models.tensor_names import MLLAMA_NAMES, renumbered_layers
 
 pytestmark = pytest.mark.vllm
 PUBLISHED = (

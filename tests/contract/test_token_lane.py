@@ -15,7 +15,7 @@ from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.engine.vllm import outputs
 from lmi_vllm.errors import EngineDeadError
-from lmi_vllm.extras.token_lane.lane import PlainLane
+from lmi_vllm.features.token_lane.lane import PlainLane
 from lmi_vllm.messages import AdapterRef, GenerationChunk, GenerationJob, OpenAICall
 from lmi_vllm.telemetry.records import RequestRecord, RequestSummary, enter_record
 from tests.contract.conftest import DEMO_ADAPTERS, LoopThread, collect

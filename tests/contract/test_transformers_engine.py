@@ -147,8 +147,8 @@ def test_logits_in_a_changing_batch_equal_those_of_a_single_row(family: str) -> 
     import torch  # noqa: PLC0415 (slow)
     import transformers  # noqa: PLC0415 (slow)
 
-    from lmi_vllm.extras.seq2seq.decoding import DecodingBatch  # noqa: PLC0415 (imports torch)
-    from lmi_vllm.extras.seq2seq.rules import ARCHITECTURES  # noqa: PLC0415
+    from lmi_vllm.features.seq2seq.decoding import DecodingBatch  # noqa: PLC0415 (imports torch)
+    from lmi_vllm.features.seq2seq.rules import ARCHITECTURES  # noqa: PLC0415
 
     assert {f"{name}ForConditionalGeneration" for name in FAMILIES} == ARCHITECTURES
     torch.manual_seed(1)

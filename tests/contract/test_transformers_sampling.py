@@ -13,7 +13,7 @@ def chosen(logits: list[float], count: int, seed: int = 1, **fields: Any) -> lis
     torch = pytest.importorskip("torch", reason="needs vLLM: make setup installs it")
     from transformers import LogitsProcessorList  # noqa: PLC0415 (slow)
 
-    from lmi_vllm.extras.seq2seq.sampling import (  # noqa: PLC0415 (imports torch)
+    from lmi_vllm.features.seq2seq.sampling import (  # noqa: PLC0415 (imports torch)
         Sampling,
         TokenSampler,
     )

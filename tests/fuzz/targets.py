@@ -20,7 +20,7 @@ from lmi_vllm.checks.safetensors_header import DamagedFileError, read_tensors
 from lmi_vllm.config.properties import parse_properties
 from lmi_vllm.demo import DEMO_MODEL_DIR
 from lmi_vllm.errors import LmiError
-from lmi_vllm.extras.error_rates.rates import error_rate
+from lmi_vllm.features.error_rates.rates import error_rate
 from lmi_vllm.inference.context import adapter_names
 from lmi_vllm.inference.pipeline import PayloadKind, dispatch
 from lmi_vllm.inference.request.body import check_limits, decode_body, form_field, sequence_count

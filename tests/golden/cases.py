@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import lmi_vllm.errors
-from lmi_vllm.extras.scripted.engine import Fail, Step
+from lmi_vllm.features.scripted.engine import Fail, Step
 from lmi_vllm.messages import (
     GeneratedToken,
     GenerationChunk,

@@ -13,7 +13,7 @@ import pytest
 
 from lmi_vllm.clock import Clock
 from lmi_vllm.config.setting import CommandLine
-from lmi_vllm.extras.scripted.engine import ScriptedEngine, ScriptedFactory
+from lmi_vllm.features.scripted.engine import ScriptedEngine, ScriptedFactory
 from lmi_vllm.inference.lifecycle import Phase, State
 from lmi_vllm.server.server import Server
 from lmi_vllm.server.supervisor import RESTART_PAUSE_SECONDS

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from lmi_vllm.clock import ENGINE_CLOSE_SECONDS
-from lmi_vllm.extras.scripted.engine import ScriptedEngine
+from lmi_vllm.features.scripted.engine import ScriptedEngine
 from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.server.end_budget import WHOLE_END_SECONDS
 from tests.server.conftest import (

@@ -14,7 +14,7 @@ from lmi_vllm.errors import (
     NotReadyError,
     OverloadError,
 )
-from lmi_vllm.extras.scripted.engine import Fail
+from lmi_vllm.features.scripted.engine import Fail
 from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.messages import GeneratedToken, GenerationChunk
 from lmi_vllm.server.supervisor import (

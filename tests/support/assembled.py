@@ -10,7 +10,7 @@ from lmi_vllm.config.listen import listener_errors as errors_of_listeners
 from lmi_vllm.config.option_table import OptionTable
 from lmi_vllm.config.properties import PropertiesFile
 from lmi_vllm.config.setting import CommandLine
-from lmi_vllm.config.settings import ExtraSettings, Settings
+from lmi_vllm.config.settings import FeatureSettings, Settings
 
 ASSEMBLED = assembled()
 CONFIGURATION = ASSEMBLED.configuration
@@ -37,7 +37,7 @@ def load_settings(
     environ: Mapping[str, str],
     command_line: CommandLine = CommandLine(),  # noqa: B008 - frozen
     extra_properties: PropertiesFile | None = None,
-    kinds: Sequence[type[ExtraSettings]] | None = None,
+    kinds: Sequence[type[FeatureSettings]] | None = None,
 ) -> Settings:
     """Return all configured settings; with `kinds` of these features alone."""
     table = OPTIONS if kinds is None else OptionTable(kinds)

@@ -18,7 +18,7 @@ _REQUIREMENTS = "test_requirements_are_there_when_the_model_is_ready of the same
 _DRAIN = "tests/server/test_drain.py and integration/server_exit_cleans_up.py"
 _ARGUMENTS = "tests/contract/test_configured_features.py, in vLLM's own configuration"
 _COST = "tests/contract/test_cost_of_a_token.py, the other two lanes"
-_CONSOLE = "tests/unit/extras/console"
+_CONSOLE = "tests/unit/features/console"
 _CLEAN = "`make serve` itself, the first thing that anyone runs"
 
 LONG: Final[Mapping[str, str]] = MappingProxyType({
@@ -51,7 +51,7 @@ LONG: Final[Mapping[str, str]] = MappingProxyType({
     "integration/adapters_equal_merged_weights.py": _ADAPTERS,
     "integration/adapters_over_http.py::test_twenty_local_adapters_share_two_slots": _ADAPTERS,
     "integration/bare_machine.py": _CLEAN,
-    "integration/bench_command.py": "tests/unit/extras/bench",
+    "integration/bench_command.py": "tests/unit/features/bench",
     "integration/chaos.py": _RESTARTS,
     "integration/client_anthropic_sdk.py": "integration/client_coding_agent.py and " + _SDK,
     "integration/client_cohere_sdk.py": "tests/contract/test_pooling.py",
@@ -60,14 +60,14 @@ LONG: Final[Mapping[str, str]] = MappingProxyType({
     "integration/client_libraries.py": _SDK,
     "integration/client_litellm.py": _SDK,
     "integration/client_sagemaker_runtime.py": _LANES,
-    "integration/compile_cache_is_kept.py": "tests/unit/extras/compile_cache",
+    "integration/compile_cache_is_kept.py": "tests/unit/features/compile_cache",
     "integration/console_in_a_browser.py": _CONSOLE,
     "integration/encoder_decoder_model.py": "tests/contract/test_transformers_engine.py",
     "integration/endurance.py": "tests/web/test_streams.py and tests/server/test_drain.py",
     "integration/engine_restart.py::test_stall_is_noticed_and_one_that_lasts_replaces_the_engine":
-        "tests/server/extras/test_watchdogs.py",
+        "tests/server/features/test_watchdogs.py",
     "integration/engine_restart.py::test_stall_without_requests_ends_with_a_probe_token":
-        "tests/server/extras/test_watchdogs.py",
+        "tests/server/features/test_watchdogs.py",
     "integration/engine_restart.py::test_engine_that_dies_while_it_comes_back_counts": _RESTARTS,
     "integration/fleet_behind_a_proxy.py": _FLEET,
     "integration/front_ends_share_one_engine.py::test_process_that_dies_is_replaced": _RESTARTS,
@@ -78,7 +78,7 @@ LONG: Final[Mapping[str, str]] = MappingProxyType({
     "integration/gpu_suite_without_a_gpu.py": "nothing: it is the suite of another machine",
     "integration/hub_model_starts_the_engine.py": "integration/models_without_network.py",
     "integration/images_in_messages.py": "tests/contract/test_media_guard.py",
-    "integration/lmcache_on_the_real_engine.py": "tests/unit/extras/lmcache",
+    "integration/lmcache_on_the_real_engine.py": "tests/unit/features/lmcache",
     "integration/log_with_a_stalled_reader.py::test_lines_that_the_engine_drops_are_counted_by_the_server[spawn]":
         "the same with a forked engine, in integration/log_with_a_stalled_reader.py",
     "integration/mistral_tokenizers.py": "tests/unit/translate",
@@ -86,7 +86,7 @@ LONG: Final[Mapping[str, str]] = MappingProxyType({
     "integration/models_without_network.py::test_draft_model_and_tokenizer_of_other_places_are_fetched[hub-s3]":
         "the same with the places changed, in integration/models_without_network.py",
     "integration/nothing_stalls_while_serving.py::test_addresses_whose_grammars_were_slow_come_last":
-        "tests/unit/extras/grammar_trials/test_queue.py, and two addresses in the same file",
+        "tests/unit/features/grammar_trials/test_queue.py, and two addresses in the same file",
     "integration/openapi_fuzz.py": "tests/fuzz, and integration/same_as_vllm_serve.py",
     "integration/packages_install_clean.py": _CLEAN,
     "integration/parallel_ranks.py": "tests/unit/translate/test_parallel.py",
@@ -114,22 +114,22 @@ LONG: Final[Mapping[str, str]] = MappingProxyType({
     "integration/started_as_vllm_serve.py::test_deployment_of_another_server":
         "the other test of the file, and tests/server/test_started_as_another_server.py",
     "integration/storm.py": _ADAPTERS,
-    "integration/two_nodes.py": "tests/unit/extras/nodes",
+    "integration/two_nodes.py": "tests/unit/features/nodes",
 })  # fmt: skip
 
 # Three quarters of the processor time of `tests/unit` and `tests/server`; `make check` runs them.
 SLOW: Final[Mapping[str, str]] = MappingProxyType({
     "tests/server/test_statistics.py": "waits for statistics of an engine process",
     "tests/unit/config/test_any_text.py": "6,000 configurations are read and explained",
-    "tests/unit/extras/adapter_store/": "an S3 server",
-    "tests/unit/extras/adapters_state/": "an S3 server",
-    "tests/unit/extras/api_docs/": "the description is held to the schema of OpenAPI",
-    "tests/unit/extras/hub/": "a hub, and downloads that are killed",
-    "tests/unit/extras/image/": "processes of the image's entry point",
-    "tests/unit/extras/object_stores/": "an S3 server",
-    "tests/unit/extras/pickled_adapters/": "processes that read pickles",
-    "tests/unit/extras/requirements/": "pip",
-    "tests/unit/extras/sessions/test_shared.py": "an S3 server that hangs",
+    "tests/unit/features/adapter_store/": "an S3 server",
+    "tests/unit/features/adapters_state/": "an S3 server",
+    "tests/unit/features/api_docs/": "the description is held to the schema of OpenAPI",
+    "tests/unit/features/hub/": "a hub, and downloads that are killed",
+    "tests/unit/features/image/": "processes of the image's entry point",
+    "tests/unit/features/object_stores/": "an S3 server",
+    "tests/unit/features/pickled_adapters/": "processes that read pickles",
+    "tests/unit/features/requirements/": "pip",
+    "tests/unit/features/sessions/test_shared.py": "an S3 server that hangs",
     "tests/unit/scripts/": "processes of pytest and of the linters",
     "tests/unit/test_documentation.py": "the site is built",
     "tests/unit/test_engine_starts.py": "processes of pytest",
@@ -145,8 +145,8 @@ def is_slow(test: str) -> bool:
 
 # The slow tests that `make test` runs nevertheless (Makefile): nothing else holds their promises.
 PROOFS: Final = (
-    "tests/unit/extras/adapter_store/test_bounds.py",
-    "tests/unit/extras/adapters_state/test_sharing.py",
+    "tests/unit/features/adapter_store/test_bounds.py",
+    "tests/unit/features/adapters_state/test_sharing.py",
 )
 
 

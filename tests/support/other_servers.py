@@ -15,7 +15,7 @@ from lmi_vllm.cli import parse
 from lmi_vllm.commands.explain import command_line_of
 from lmi_vllm.config.setting import CommandLine
 from lmi_vllm.config.settings import Settings
-from lmi_vllm.extras.image.__main__ import as_verb
+from lmi_vllm.features.image.__main__ import as_verb
 from tests.support.assembled import CONFIGURATION, OPTIONS
 
 NAMED: Final = ("assistant",)

@@ -15,7 +15,7 @@ SHARED = rf"({_MODULES})\.\w+"
 DEMO = r"demo\.DEMO_MODEL_DIR"
 ENGINE = r"engine\.base\..*"
 # Room -> what of ours it may import besides itself (pattern over the dotted name below lmi_vllm).
-# No package of the core is allowed `extras`; an extra may import the core and itself.
+# No package of the core is allowed `features`; a feature may import the core and itself.
 PACKAGES = {
     "masked_urls": r"",
     "errors": r"masked_urls\..*",
@@ -44,40 +44,40 @@ PACKAGES = {
     "commands": rf"{SHARED}|(config|translate|checks|sources|telemetry|server)\..*"
     r"|engine\.(factory|vllm\.processes)\..*",
     "cli": rf"{SHARED}|assembly\.\w+|translate\.configuration\.Configuration"
-    r"|server\.parts\.Assembled|extras\.\w+\.command",  # verbs are imported by name
-    "assembly": rf"{SHARED}|(config|translate|extras|server|web)\..*"
+    r"|server\.parts\.Assembled|features\.\w+\.command",  # verbs are imported by name
+    "assembly": rf"{SHARED}|(config|translate|features|server|web)\..*"
     r"|engine\.vllm\.parts\.ProcessParts|inference\.service\.InferenceService",
     "__main__": r"cli\.main|signals\.\w+",
     "__init__": r".*",  # the public names, imported when used
 }
-AWS = r"extras/object_stores/\w+\.py|extras/bench/sagemaker_client\.py"
+AWS = r"features/object_stores/\w+\.py|features/bench/sagemaker_client\.py"
 # Foreign library -> the files that may know it (pattern over the path below lmi_vllm).
 LIBRARIES = {
     "vllm": r"engine/vllm/((workarounds|cpu)/)?\w+\.py"
-    r"|extras/(grammar_trials/guard|legacy_models/classes|seq2seq/requests)\.py",
+    r"|features/(grammar_trials/guard|legacy_models/classes|seq2seq/requests)\.py",
     "aiohttp": r"(web|server|commands)/\w+\.py|(cli|assembly)\.py"
-    r"|extras/(bench/http_client|(api_docs|console|front_ends|kserve|load_reports|media_urls|root_path"
+    r"|features/(bench/http_client|(api_docs|console|front_ends|kserve|load_reports|media_urls|root_path"
     r"|management|tgi|vllm_adapters)/\w+)\.py",
     "pydantic_settings": r"config/(settings|raw_source|options/row)\.py",
     "pydantic": r"config/(settings|raw_source|options/row)\.py|inference/request/parameters\.py"
-    r"|(engine/vllm/(configuration|openai|routes)|extras/(seq2seq/requests|vllm_adapters/routes))\.py",
+    r"|(engine/vllm/(configuration|openai|routes)|features/(seq2seq/requests|vllm_adapters/routes))\.py",
     "boto3": AWS,
     "botocore": AWS,
-    "huggingface_hub": r"extras/hub/\w+\.py",
-    "xgrammar": r"extras/grammar_trials/walks\.py",
+    "huggingface_hub": r"features/hub/\w+\.py",
+    "xgrammar": r"features/grammar_trials/walks\.py",
     "prometheus_client": r"telemetry/metrics\.py|web/management_routes\.py"
-    r"|extras/(metrics|exporters/lmi_series|front_ends/series|lora_series/series)\.py",
-    "opentelemetry": r"extras/traces/spans\.py",
-    "torch": r"engine/vllm/((workarounds|cpu)/)?\w+\.py|extras/(seq2seq|legacy_models)/\w+\.py"
-    r"|extras/(grammar_trials/guard|media_urls/tensors|pickled_adapters/convert)\.py",
-    "transformers": r"engine/vllm/\w+\.py|extras/seq2seq/(decoding|model|sampling)\.py"
-    r"|extras/legacy_models/classes\.py",
-    "tokenizers": r"extras/(token_lane/decoding|seq2seq/text)\.py"
+    r"|features/(metrics|exporters/lmi_series|front_ends/series|lora_series/series)\.py",
+    "opentelemetry": r"features/traces/spans\.py",
+    "torch": r"engine/vllm/((workarounds|cpu)/)?\w+\.py|features/(seq2seq|legacy_models)/\w+\.py"
+    r"|features/(grammar_trials/guard|media_urls/tensors|pickled_adapters/convert)\.py",
+    "transformers": r"engine/vllm/\w+\.py|features/seq2seq/(decoding|model|sampling)\.py"
+    r"|features/legacy_models/classes\.py",
+    "tokenizers": r"features/(token_lane/decoding|seq2seq/text)\.py"
     r"|engine/vllm/workarounds/(prompt_ends|published_tokenizers|tokenizer_files|tool_calls)\.py",
 }
 # Besides cli.py: what vLLM is told through the environment, and what its child processes read.
 ENVIRONMENT = (
-    r"(cli|extras/image/(__main__|commands))\.py|commands/serve\.py"
+    r"(cli|features/image/(__main__|commands))\.py|commands/serve\.py"
     r"|engine/vllm/(configuration|start|processes|cpu/compilation|workarounds/model_scripts)\.py"
 )
 
@@ -90,7 +90,7 @@ def imported_names(tree: ast.AST) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             module = "." * node.level + (node.module or "")
             yield from (f"{module}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Constant) and re.match(r"lmi_vllm\.extras\.", str(node.value)):
+        elif isinstance(node, ast.Constant) and re.match(r"lmi_vllm\.features\.", str(node.value)):
             yield str(node.value).replace(":", ".")  # imported by its name as text
 
 
@@ -112,15 +112,15 @@ def touches_environment(tree: ast.AST) -> bool:
 
 
 # Features that are programs of their own: they call the composition root, as `cli` does.
-PROGRAMS = r"extras/(front_ends/process|image/__main__)\.py"
+PROGRAMS = r"features/(front_ends/process|image/__main__)\.py"
 
 
 def allowed_names(path: str) -> str:
     """Return the pattern of what the file at `path` may import of ours."""
     package, *rest = path.split("/")
-    if package == "extras":
-        roots = "extras" if re.fullmatch(PROGRAMS, path) else "extras|cli|assembly"
-        return rf"(?!({roots})\b).*|extras\.({rest[0]}|transfer|host_memory|metrics)\..*"
+    if package == "features":
+        roots = "features" if re.fullmatch(PROGRAMS, path) else "features|cli|assembly"
+        return rf"(?!({roots})\b).*|features\.({rest[0]}|transfer|host_memory|metrics)\..*"
     package = package.removesuffix(".py")
     return rf"{PACKAGES[package]}|{package}\..*"
 
@@ -172,13 +172,13 @@ BREACHES = {
     "config/e.py": "from lmi_vllm.translate.rules import task",
     "sources/a.py": "from lmi_vllm.checks.model import check_model",
     "adapters/a.py": "from lmi_vllm.inference.service import InferenceService",
-    "inference/g.py": "from lmi_vllm.extras.seq2seq.rules import runs_here",
-    "server/a.py": "def f():\n    import lmi_vllm.extras.front_ends.group",
-    "server/b.py": "from lmi_vllm.extras import front_ends",
-    "server/d.py": "import importlib\nimportlib.import_module('lmi_vllm.extras.seq2seq.engine')",
+    "inference/g.py": "from lmi_vllm.features.seq2seq.rules import runs_here",
+    "server/a.py": "def f():\n    import lmi_vllm.features.front_ends.group",
+    "server/b.py": "from lmi_vllm.features import front_ends",
+    "server/d.py": "import importlib\nimportlib.import_module('lmi_vllm.features.seq2seq.engine')",
     "server/c.py": "from lmi_vllm.commands.serve import end_process",
-    "extras/console/a.py": "from lmi_vllm.extras.bench.run import LoadRun",
-    "extras/console/b.py": "from lmi_vllm.assembly import configuration",
+    "features/console/a.py": "from lmi_vllm.features.bench.run import LoadRun",
+    "features/console/b.py": "from lmi_vllm.assembly import configuration",
     "cli.py": "from lmi_vllm.web.app import create_app",
 }
 
@@ -204,11 +204,11 @@ OBJECTS = {
     "service", "registry", "adapters", "telemetry", "hub", "queue", "lifecycle", "events", "engine",
     "shared", "settings", "profile", "processes",
 }  # fmt: skip
-# What an extra's lifespan may set, and at a moment that no constructor knows.
+# What a feature's lifespan may set, and at a moment that no constructor knows.
 SETTABLE = {
-    ("extras/front_ends/group.py", "service.telemetry.series"),
-    ("extras/lora_series/series.py", "service.telemetry.series"),
-    ("extras/traces/start.py", "self._hub.start_span"),
+    ("features/front_ends/group.py", "service.telemetry.series"),
+    ("features/lora_series/series.py", "service.telemetry.series"),
+    ("features/traces/start.py", "self._hub.start_span"),
 }
 
 

@@ -10,16 +10,16 @@ import pytest
 import lmi_vllm
 from lmi_vllm.assembly import CONFIGURES, SERVES
 from lmi_vllm.cli import VERBS
-from lmi_vllm.extras.hub.source import HuggingFaceHub
+from lmi_vllm.features.hub.source import HuggingFaceHub
 from lmi_vllm.translate.configuration import ConfigurationBuilder
 
-FOLDER = Path(lmi_vllm.__file__).parent / "extras"
+FOLDER = Path(lmi_vllm.__file__).parent / "features"
 NAMES = sorted(path.parent.name for path in FOLDER.glob("*/__init__.py"))
 
 
 def module_of(name: str) -> ModuleType:
     """Return the package of that feature."""
-    return importlib.import_module(f"lmi_vllm.extras.{name}")
+    return importlib.import_module(f"lmi_vllm.features.{name}")
 
 
 def named(features: Collection[object]) -> list[str]:
@@ -37,7 +37,7 @@ def test_every_entry_point_is_called_once(entry: str, order: Collection[object])
 
 def test_every_folder_has_a_use() -> None:
     """An entry point, a verb; or it is the entry point of images."""
-    verbs = {verb.module.split(".")[2] for verb in VERBS.values() if ".extras." in verb.module}
+    verbs = {verb.module.split(".")[2] for verb in VERBS.values() if ".features." in verb.module}
     assert {*NAMES} - {*named(CONFIGURES), *named(SERVES)} == verbs | {"image"}
 
 

@@ -206,8 +206,8 @@ def test_architecture_page_names_every_room_and_extra() -> None:
     paths = {path for path, _ in named_paths(ARCHITECTURE)}
     folders = {p.parent for p in (ROOT / "lmi_vllm").glob("*/__init__.py")}
     assert {f"{folder.name}/" for folder in folders} <= paths
-    extras = {p.parent.name for p in (ROOT / "lmi_vllm/extras").glob("*/__init__.py")}
-    listed = ARCHITECTURE.split("## Extras")[1].split("## ")[0]
-    assert {name for name in re.findall(r"`(\w+)`", listed) if name in extras} == extras
+    features = {p.parent.name for p in (ROOT / "lmi_vllm/features").glob("*/__init__.py")}
+    listed = ARCHITECTURE.split("## Features")[1].split("## ")[0]
+    assert {name for name in re.findall(r"`(\w+)`", listed) if name in features} == features
     assert len(paths) > 30
     assert not is_there("gone.py", "config/")

@@ -11,7 +11,7 @@ import yaml
 from prometheus_client import generate_latest
 
 from lmi_vllm.cli import VERBS
-from lmi_vllm.extras.nodes.cluster import follows
+from lmi_vllm.features.nodes.cluster import follows
 from lmi_vllm.translate.devices import Devices
 from tests.support.assembled import load_settings, translate
 from tests.support.custom_resources import (

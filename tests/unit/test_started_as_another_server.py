@@ -14,9 +14,9 @@ from lmi_vllm.cli import parse
 from lmi_vllm.commands.explain import command_line_of
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.demo import DEMO_MODEL_DIR
-from lmi_vllm.extras.adapter_store.settings import AdapterStoreSettings
-from lmi_vllm.extras.image.__main__ import as_verb
-from lmi_vllm.extras.request_log.settings import RequestLogSettings
+from lmi_vllm.features.adapter_store.settings import AdapterStoreSettings
+from lmi_vllm.features.image.__main__ import as_verb
+from lmi_vllm.features.request_log.settings import RequestLogSettings
 
 Started = Callable[..., Settings]
 MODEL = str(DEMO_MODEL_DIR)
@@ -52,7 +52,7 @@ def test_kserve_s_template(started: Started) -> None:
     assert settings.model.served_model_name == ["assistant"]
     assert settings.model.model_id == MODEL
     assert settings.model.details.served_model_name.origin.name == "--served-model-name"
-    assert settings.extra(RequestLogSettings).disable_uvicorn_access_log
+    assert settings.feature(RequestLogSettings).disable_uvicorn_access_log
 
 
 def test_kserve_s_template_with_tls_and_adapters(started: Started) -> None:
@@ -197,13 +197,13 @@ def test_folder_of_vllm_s_resolver_is_a_store(started: Started) -> None:
         "VLLM_PLUGINS": "lora_filesystem_resolver",
     }
     settings = started([MODEL, "--enable-lora", "--strict"], environ)
-    store = settings.extra(AdapterStoreSettings)
+    store = settings.feature(AdapterStoreSettings)
     assert store.adapter_store == "/adapters"
     assert store.details.adapter_store.origin.name == "VLLM_LORA_RESOLVER_CACHE_DIR"
     assert not settings.errors
     for change in ({"VLLM_PLUGINS": "others"}, {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "0"}):
         settings = started([MODEL, "--enable-lora"], {**environ, **change})
-        assert settings.extra(AdapterStoreSettings).adapter_store is None
+        assert settings.feature(AdapterStoreSettings).adapter_store is None
         assert any("VLLM_LORA_RESOLVER_CACHE_DIR" in warning for warning in settings.warnings)
 
 

@@ -99,7 +99,7 @@ def test_missing_import_of_ours_is_named(tmp_path: Path) -> None:
 
 
 def test_every_place_of_an_import_that_is_gone_is_named(tmp_path: Path) -> None:
-    """In one line: the engine and an extra read completions with vLLM's own model."""
+    """In one line: the engine and a feature read completions with vLLM's own model."""
     module = "vllm.entrypoints.openai.completion.protocol"
     protocol = {f"{module.removeprefix('vllm.').replace('.', '/')}.py": "CompletionRequest = 1\n"}
     _, lines = report(package(tmp_path / "a", OLD | protocol), package(tmp_path / "b", NEW))

@@ -37,7 +37,7 @@ def test_route_entry_names_its_handler_and_reason() -> None:
 
 
 def test_routes_marked_own_exist_in_this_server() -> None:
-    """Of its own or of an extra's; what is refused or handed on has none."""
+    """Of its own or of a feature's; what is refused or handed on has none."""
     app = create_app(InferenceService(RequestQueue(Lifecycle())))
     own = {_unnamed(resource.canonical) for resource in app.router.resources()}
     ours = {path for path in PAGE.answers() if _unnamed(path) in own}

@@ -12,7 +12,7 @@ from aiohttp.test_utils import TestClient
 
 from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.engine.base import DirectChunks
-from lmi_vllm.extras.scripted.engine import ScriptedEngine
+from lmi_vllm.features.scripted.engine import ScriptedEngine
 from lmi_vllm.inference.lifecycle import Lifecycle
 from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.messages import GeneratedToken, GenerationChunk, GenerationJob, ServingProfile

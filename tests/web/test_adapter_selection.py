@@ -6,7 +6,7 @@ import pytest
 from aiohttp.test_utils import TestClient
 
 from lmi_vllm.errors import AdapterCapacityError, RequestError
-from lmi_vllm.extras.scripted.engine import ScriptedEngine
+from lmi_vllm.features.scripted.engine import ScriptedEngine
 from lmi_vllm.messages import AdapterRef, OpenAICall, OpenAIReply, ServingProfile
 from lmi_vllm.telemetry.records import current_record
 from tests.conftest import ServeScripted

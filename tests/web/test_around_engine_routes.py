@@ -13,7 +13,7 @@ import pytest
 
 from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.errors import Dialect
-from lmi_vllm.extras.scripted.engine import ScriptedEngine
+from lmi_vllm.features.scripted.engine import ScriptedEngine
 from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.messages import HttpRoute, OpenAIReply, RouteKind, ServingProfile
 from lmi_vllm.web.request import SERVICE, WebOptions

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import lmi_vllm
-from lmi_vllm.extras.scripted.engine import ScriptedEngine
+from lmi_vllm.features.scripted.engine import ScriptedEngine
 from lmi_vllm.messages import ServingProfile
 from tests.conftest import ServeScripted
 from tests.web.conftest import A, B

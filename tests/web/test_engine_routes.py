@@ -11,7 +11,7 @@ import pytest
 from aiohttp import FormData, WSServerHandshakeError
 
 from lmi_vllm.errors import Dialect, Fault
-from lmi_vllm.extras.scripted.engine import ScriptedEngine
+from lmi_vllm.features.scripted.engine import ScriptedEngine
 from lmi_vllm.messages import HttpRoute, RouteKind, ServingProfile
 from lmi_vllm.web.request import Routes, WebOptions
 from tests.conftest import ServeScripted

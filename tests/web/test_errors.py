@@ -6,7 +6,7 @@ import orjson
 import pytest
 
 from lmi_vllm.errors import Fault, LmiError, StatusTable
-from lmi_vllm.extras.scripted.engine import Fail, Pause, ScriptedEngine
+from lmi_vllm.features.scripted.engine import Fail, Pause, ScriptedEngine
 from lmi_vllm.messages import ServingProfile
 from lmi_vllm.web.request import WebOptions
 from tests.conftest import ServeScripted

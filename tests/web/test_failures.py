@@ -6,7 +6,7 @@ import pytest
 from aiohttp import web
 
 from lmi_vllm.errors import EngineFailureError, Fault
-from lmi_vllm.extras.scripted.engine import Fail, ScriptedEngine
+from lmi_vllm.features.scripted.engine import Fail, ScriptedEngine
 from lmi_vllm.web.request import RouteGroup, WebOptions
 from tests.conftest import ServeScripted
 from tests.web.conftest import A, lifecycle_of, until

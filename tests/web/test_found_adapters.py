@@ -9,7 +9,7 @@ from aiohttp.test_utils import TestClient
 from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.errors import Dialect, NotReadyError
-from lmi_vllm.extras.scripted.engine import ScriptedEngine
+from lmi_vllm.features.scripted.engine import ScriptedEngine
 from lmi_vllm.hooks import Hooks
 from lmi_vllm.messages import HttpRoute, InferenceCall, RouteKind, ServingProfile
 from lmi_vllm.web.request import SERVICE

@@ -1,6 +1,6 @@
 import pytest
 
-from lmi_vllm.extras.scripted.engine import ScriptedEngine
+from lmi_vllm.features.scripted.engine import ScriptedEngine
 from lmi_vllm.web.request import SERVICE
 from tests.conftest import ServeScripted
 from tests.golden.cases import Golden, load_golden

@@ -6,7 +6,7 @@ from typing import Any
 
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import StatusTable
-from lmi_vllm.extras.scripted.engine import ScriptedEngine
+from lmi_vllm.features.scripted.engine import ScriptedEngine
 from lmi_vllm.hooks import NO_HOOKS, Hooks
 from lmi_vllm.messages import InferenceCall, Reply, ServingProfile
 from tests.conftest import ServeScripted

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lmi_vllm.extras.scripted.engine import ScriptedEngine
+from lmi_vllm.features.scripted.engine import ScriptedEngine
 from lmi_vllm.inference.request.body import MAX_BODY_VALUES
 from lmi_vllm.messages import RequestLimits, ServingProfile
 from tests.conftest import ServeScripted

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.errors import EngineFailureError
-from lmi_vllm.extras.scripted.engine import Fail, ScriptedEngine
+from lmi_vllm.features.scripted.engine import Fail, ScriptedEngine
 from lmi_vllm.messages import ServingProfile
 from lmi_vllm.web.request import SERVICE
 from tests.conftest import ServeScripted

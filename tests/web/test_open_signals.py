@@ -5,7 +5,7 @@ from typing import Final
 import pytest
 
 from lmi_vllm.errors import Dialect
-from lmi_vllm.extras.scripted.engine import ScriptedEngine
+from lmi_vllm.features.scripted.engine import ScriptedEngine
 from lmi_vllm.messages import HttpRoute, RouteKind
 from lmi_vllm.web.request import Routes, WebOptions
 from tests.conftest import ServeScripted

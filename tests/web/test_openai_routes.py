@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from lmi_vllm.extras.scripted.engine import ScriptedEngine
+from lmi_vllm.features.scripted.engine import ScriptedEngine
 from lmi_vllm.web.request import OPENAI_ROUTES, WebOptions
 from tests.conftest import ServeScripted
 from tests.support.queue import admitted

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from lmi_vllm.errors import BadParameterError
-from lmi_vllm.extras.scripted.engine import ScriptedEngine
+from lmi_vllm.features.scripted.engine import ScriptedEngine
 from lmi_vllm.inference.context import RequestContext
 from lmi_vllm.messages import ServingProfile
 from lmi_vllm.web.request import SERVICE

@@ -5,13 +5,13 @@ from pathlib import Path
 from types import FrameType
 
 import lmi_vllm
-from lmi_vllm.extras.scripted.engine import ScriptedEngine
+from lmi_vllm.features.scripted.engine import ScriptedEngine
 from lmi_vllm.messages import ServingProfile
 from tests.conftest import ServeScripted
 from tests.web.conftest import A, B, register
 
 PACKAGE = Path(lmi_vllm.__file__).parent
-EXTRAS = PACKAGE / "extras"  # which look on, and are not needed to follow it
+FEATURES = PACKAGE / "features"  # which look on, and are not needed to follow it
 MAX_FILES = 21
 
 
@@ -26,7 +26,7 @@ async def test_streamed_request_passes_few_files(
 
     def profile(frame: FrameType, event: str, _: object) -> None:
         path = Path(frame.f_code.co_filename)
-        if event == "call" and path.is_relative_to(PACKAGE) and not path.is_relative_to(EXTRAS):
+        if event == "call" and path.is_relative_to(PACKAGE) and not path.is_relative_to(FEATURES):
             files.add(str(path.relative_to(PACKAGE)))
             calls.append(frame.f_code.co_qualname)
 

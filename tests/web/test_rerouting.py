@@ -8,7 +8,7 @@ from aiohttp import FormData
 from aiohttp.test_utils import TestClient
 
 from lmi_vllm.errors import Dialect
-from lmi_vllm.extras.scripted.engine import ScriptedEngine
+from lmi_vllm.features.scripted.engine import ScriptedEngine
 from lmi_vllm.messages import HttpRoute, RouteKind, ServingProfile
 from lmi_vllm.web.inference_routes import request_properties
 from lmi_vllm.web.request import SERVICE, WebOptions

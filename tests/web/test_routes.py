@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from lmi_vllm.extras.scripted.engine import ScriptedEngine
+from lmi_vllm.features.scripted.engine import ScriptedEngine
 from lmi_vllm.messages import ServingProfile
 from lmi_vllm.web.request import Routes, WebOptions
 from tests.conftest import ServeScripted

@@ -2,7 +2,7 @@ import aiohttp
 import pytest
 
 from lmi_vllm.errors import LmiError
-from lmi_vllm.extras.scripted.engine import Fail, Pause, ScriptedEngine
+from lmi_vllm.features.scripted.engine import Fail, Pause, ScriptedEngine
 from lmi_vllm.messages import ServingProfile
 from tests.conftest import ServeScripted
 from tests.web.conftest import ROW_A, STREAM, A, B, queue_of

@@ -1,4 +1,4 @@
-"""Models that do not generate, where no extra answers for them."""
+"""Models that do not generate, where no feature answers for them."""
 
 import pytest
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestClient
 
-from lmi_vllm.extras.scripted.engine import ScriptedEngine
+from lmi_vllm.features.scripted.engine import ScriptedEngine
 from lmi_vllm.messages import AdapterRef, GenerationJob, ServingProfile
 from tests.conftest import ServeScripted
 from tests.web.conftest import register

@@ -1,6 +1,6 @@
 """The option table: every section, and the aliases of other servers' variables.
 
-row.py says how to write a row. Features add sections (`ExtraSettings`, settings.py); all of them
+row.py says how to write a row. Features add sections (`FeatureSettings`, settings.py); all of them
 together are an `OptionTable` (option_table.py).
 """
 

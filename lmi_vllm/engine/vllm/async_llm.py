@@ -5,7 +5,7 @@ What each guard is for is said at the head of `adapters` and of the modules in `
 vLLM's engine core serves as many clients as it is given addresses; its own `--api-server-count`
 works so. The first client, which starts the engine, is a `LeadingAsyncLLM` and keeps what all of
 them share: which adapters are loaded, and which may be in the engine together. The others
-(of the extra front_ends) ask it, so that one table decides for all.
+(of the feature front_ends) ask it, so that one table decides for all.
 """
 
 import contextlib

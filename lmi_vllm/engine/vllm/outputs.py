@@ -1,4 +1,4 @@
-"""vLLM's output processor with counters, and what extras put before it and before the engine.
+"""vLLM's output processor with counters, and what features put before it and before the engine.
 
 The token lane reads `EngineCoreOutput`, which vLLM's Rust front end uses, too. In a release with
 unknown fields there is no lane.

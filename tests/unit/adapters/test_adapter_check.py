@@ -17,7 +17,7 @@ from lmi_vllm.checks.safetensors_header import DamagedFileError, read_tensors
 from lmi_vllm.demo import DEMO_MODEL_DIR
 from lmi_vllm.engine.vllm.adapter_files import copy_adapter as copy_for_engine
 from lmi_vllm.errors import AdapterRefusedError
-from lmi_vllm.extras.pickled_adapters import convert_pickle
+from lmi_vllm.features.pickled_adapters import convert_pickle
 from tests.support.adapter_files import (
     CAPITALS,
     CONFIG,

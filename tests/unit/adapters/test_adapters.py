@@ -15,7 +15,7 @@ from lmi_vllm.errors import (
     NotReadyError,
     UnknownAdapterError,
 )
-from lmi_vllm.extras.scripted.engine import ScriptedEngine
+from lmi_vllm.features.scripted.engine import ScriptedEngine
 from lmi_vllm.hooks import NO_HOOKS, Hooks
 from lmi_vllm.messages import AdapterRef
 from tests.support.adapter_hooks import hook

@@ -168,7 +168,7 @@ def test_unprefixed_setting_is_warned(line: str, explained: ExplainRun) -> None:
 
 @pytest.mark.parametrize("line", ["engine=Rust", "option.engine=OnnxRuntime", "engine=pytorch"])
 def test_engine_that_embedded_texts_is_served_by_vllm(line: str, explained: ExplainRun) -> None:
-    """LMI's guide to text embedding: one warning; the extra text_embedding has the rest."""
+    """LMI's guide to text embedding: one warning; the feature text_embedding has the rest."""
     factory = "translatorFactory=ai.djl.huggingface.translator.TextEmbeddingTranslatorFactory"
     run = explained(f"{line}\n{factory}\noption.model_id=BAAI/bge-base-en-v1.5")
     assert (run.errors, len(run.warnings)) == ([], 1)

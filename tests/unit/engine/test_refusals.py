@@ -12,7 +12,7 @@ from lmi_vllm.engine.vllm.adapters import EngineAdapters
 from lmi_vllm.engine.vllm.engine_calls import LoadedAdapter, WorkerRefusalError
 from lmi_vllm.engine.vllm.workarounds.ignored_modules import AdapterInspection
 from lmi_vllm.errors import AdapterCapacityError, AdapterRefusedError
-from lmi_vllm.extras.pickled_adapters import convert_pickle
+from lmi_vllm.features.pickled_adapters import convert_pickle
 from lmi_vllm.messages import AdapterRef
 from lmi_vllm.private_folders import new_private_folder
 

@@ -16,8 +16,8 @@ ROOT: Final = Path(workarounds.__file__).parents[4]
 SEAM: Final = ROOT / "lmi_vllm/engine/vllm"
 FOLDERS: Final = (SEAM / "workarounds", SEAM / "cpu")
 # They keep vLLM's state of its sequences, compile grammars as the engine does, and load its media.
-EXTRAS: Final = tuple(
-    ROOT / "lmi_vllm/extras" / name for name in ("token_lane", "grammar_trials", "media_urls")
+FEATURES: Final = tuple(
+    ROOT / "lmi_vllm/features" / name for name in ("token_lane", "grammar_trials", "media_urls")
 )
 ALL: Final = "all supported"
 MAX_NAMES, MAX_MODULES = 13, 10
@@ -236,9 +236,9 @@ PRIVATE_READ: Final = {
 
 
 def modules() -> Iterator[tuple[str, ast.Module]]:
-    """Yield the modules of the seam by their path below it, and those of the two extras."""
-    extras = [(folder.parent, folder.glob("*.py")) for folder in EXTRAS]
-    for root, files in ((SEAM, SEAM.rglob("*.py")), *extras):
+    """Yield the modules of the seam by their path below it, and those of the two features."""
+    features = [(folder.parent, folder.glob("*.py")) for folder in FEATURES]
+    for root, files in ((SEAM, SEAM.rglob("*.py")), *features):
         for file in sorted(files):
             yield str(file.relative_to(root)), ast.parse(file.read_text(encoding="utf-8"))
 
@@ -295,7 +295,7 @@ def test_replaced_names_are_the_committed_ones() -> None:
     assert len(theirs) <= MAX_NAMES
     assert len(outside) == len(OUTSIDE)
     texts = {path: ast.unparse(tree) for path, tree in modules()}
-    missing = tuple(f"{folder.name}/" for folder in EXTRAS if not folder.is_dir())
+    missing = tuple(f"{folder.name}/" for folder in FEATURES if not folder.is_dir())
     for path, line, end in OUTSIDE:
         assert path.startswith(missing) or texts[path].count(line) == 1, line
         assert sum(name.endswith(end) for name in outside) == 1, end
@@ -370,7 +370,7 @@ def test_a_release_that_moves_a_name_changes_one_module() -> None:
 
 
 def test_few_modules_import_vllm() -> None:
-    """Over the whole package, extras included."""
+    """Over the whole package, features included."""
     pattern = re.compile(r"^\s*(from|import) vllm\b", re.M)
     found = [
         str(file.relative_to(ROOT))
@@ -403,11 +403,11 @@ def test_each_workaround_names_a_test_that_says_when_it_may_go() -> None:
         assert f"def {elsewhere.test}(" in text, name
 
 
-# Two modules of each of two extras are such, too.
+# Two modules of each of two features are such, too.
 DESCRIBED: Final = [
     *workaround_modules(),
-    *(file for file in EXTRAS[1].glob("*.py") if file.stem in ("engine", "guard")),
-    *(file for file in EXTRAS[2].glob("*.py") if file.stem in ("connector", "decoded")),
+    *(file for file in FEATURES[1].glob("*.py") if file.stem in ("engine", "guard")),
+    *(file for file in FEATURES[2].glob("*.py") if file.stem in ("connector", "decoded")),
 ]
 
 

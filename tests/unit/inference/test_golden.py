@@ -1,7 +1,7 @@
 import pytest
 
 from lmi_vllm.errors import DEFAULT_STATUSES, Dialect, LmiError
-from lmi_vllm.extras.scripted.engine import Fail, Step
+from lmi_vllm.features.scripted.engine import Fail, Step
 from lmi_vllm.inference.pipeline import dispatch
 from lmi_vllm.inference.request.lmi import LmiRequest, parse_lmi_request
 from lmi_vllm.inference.response.formatters import (

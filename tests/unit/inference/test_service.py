@@ -4,7 +4,7 @@ import orjson
 import pytest
 
 from lmi_vllm.adapters.registry import AdapterRegistry
-from lmi_vllm.extras.scripted.engine import Pause, ScriptedEngine
+from lmi_vllm.features.scripted.engine import Pause, ScriptedEngine
 from lmi_vllm.inference.context import Runtime
 from lmi_vllm.inference.lifecycle import Lifecycle, State
 from lmi_vllm.inference.queue import RequestQueue

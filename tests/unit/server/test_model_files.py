@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lmi_vllm.extras.requirements import packages
+from lmi_vllm.features.requirements import packages
 from lmi_vllm.messages import ModelArtifacts
 from lmi_vllm.server.model_files import ModelFetch
 from lmi_vllm.sources.table import Sources

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from lmi_vllm.errors import StartupError
-from lmi_vllm.extras.scripted.engine import ScriptedEngine
+from lmi_vllm.features.scripted.engine import ScriptedEngine
 from lmi_vllm.messages import GenerationChunk, GenerationJob, HttpCall, OpenAIReply
 from lmi_vllm.server.warm_up import warm_up
 from tests.support.scripted_application import ScriptedApplication

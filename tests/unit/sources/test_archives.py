@@ -1,4 +1,4 @@
-"""Archives by their names, where the extra that unpacks them may be missing."""
+"""Archives by their names, where the feature that unpacks them may be missing."""
 
 import pytest
 

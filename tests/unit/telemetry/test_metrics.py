@@ -4,7 +4,7 @@ import re
 
 from prometheus_client import REGISTRY
 
-from lmi_vllm.extras.metrics import ALL as OF_EXTRAS
+from lmi_vllm.features.metrics import ALL as OF_FEATURES
 from lmi_vllm.telemetry import metrics
 from lmi_vllm.telemetry.observers import RequestCounter
 from lmi_vllm.telemetry.records import DISCONNECTED, RequestSummary
@@ -67,7 +67,7 @@ def test_times_that_did_not_happen_are_not_observed() -> None:
 
 def test_names_follow_the_conventions() -> None:
     """Prefix, base units, a help text; counters end in _total, which the library adds."""
-    for metric in (*metrics.ALL, *OF_EXTRAS):
+    for metric in (*metrics.ALL, *OF_FEATURES):
         (family,) = metric.describe()
         assert re.fullmatch(r"lmi_[a-z_]+", family.name), family.name
         assert family.documentation.endswith("."), family.name

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lmi_vllm.extras.metrics import ALL as OF_EXTRAS
+from lmi_vllm.features.metrics import ALL as OF_FEATURES
 from lmi_vllm.telemetry.metrics import ALL
 from tests.support.monitoring import (
     Exposition,
@@ -19,7 +19,7 @@ EXPRESSIONS = sorted({*dashboard_expressions(), *alert_expressions()})
 def our_series() -> Exposition:
     """Return every series of ours with its labels, whether it has samples or not."""
     found = Exposition()
-    for metric in (*ALL, *OF_EXTRAS):
+    for metric in (*ALL, *OF_FEATURES):
         (family,) = metric.describe()
         endings = {"histogram": ("_bucket", "_count", "_sum"), "counter": ("_total",)}
         for ending in endings.get(family.type, ("",)):

@@ -2,7 +2,7 @@
 
 `build_app` calls its `bootstrap`, which imports `$SAGEMAKER_MODEL_PATH/$CUSTOM_SCRIPT_FILENAME`. By
 default that is /opt/ml/model/model.py: LMI's own place for code, of which `LMI_CUSTOM_CODE`, secure
-mode and the check of its owner decide here. So it is called later, by the extra custom_code
+mode and the check of its owner decide here. So it is called later, by the feature custom_code
 (`sagemaker_library`), where that code may run. What else it adds are adapters by path, which this
 server has itself.
 

@@ -3,12 +3,12 @@
 `scheduler_cls` names them, vLLM's own way to replace the scheduler; an operator's own is joined
 with ours. They end requests whose numbers are not finite, forget their blocks and have blocks
 cleared (`not_finite` describes all three). They also end requests whose grammar becomes slow in the
-engine or comes to a dead end, as the extra grammar_trials says. Events of the KV cache leave with
+engine or comes to a dead end, as the feature grammar_trials says. Events of the KV cache leave with
 the names of adapters that requests use: routers compare them with `model` (DECISIONS.md 116).
 
 Upstream: https://github.com/vllm-project/vllm/pull/50283 (numbers), issues/54003 (grammars).
 Releases: 0.31 and later.
-Shows: see `not_finite`, and `extras/grammar_trials/engine.py`.
+Shows: see `not_finite`, and `features/grammar_trials/engine.py`.
 May go: with both.
 """
 
@@ -80,7 +80,7 @@ class EndsHarmfulRequests:
         self.kv_event_publisher.publish = lambda batch: publish(with_requested_names(batch))
 
     def get_grammar_bitmask(self, scheduled: Any) -> Any:
-        """As vLLM's, watched by the extra that tries grammars."""
+        """As vLLM's, watched by the feature that tries grammars."""
         compute = super().get_grammar_bitmask  # type: ignore[misc]
         return self._grammars.bitmask(compute, scheduled)
 

@@ -1,1 +1,0 @@
-"""What our images run: `python -m lmi_vllm.extras.image`; it adds nothing to the server."""

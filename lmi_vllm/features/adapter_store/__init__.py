@@ -1,0 +1,23 @@
+"""Adapters on demand: what a request names and no call has registered comes from a store."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lmi_vllm.server.builder import ServerBuilder
+    from lmi_vllm.translate.configuration import ConfigurationBuilder
+
+
+def configure(c: "ConfigurationBuilder") -> None:
+    """Add to the configuration."""
+    from lmi_vllm.features.adapter_store.settings import AdapterStoreSettings, check_store
+    from lmi_vllm.translate.draft import RulePhase
+
+    c.settings(AdapterStoreSettings)
+    c.rule(RulePhase.PLACED, check_store)
+
+
+def serve(s: "ServerBuilder") -> None:
+    """Add to the server."""
+    from lmi_vllm.features.adapter_store.start import finding_adapters
+
+    s.lifespan(finding_adapters)

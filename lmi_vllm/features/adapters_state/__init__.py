@@ -1,0 +1,23 @@
+"""`option.adapters_state`: adapters outlive the process, in a file or an object of replicas."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lmi_vllm.server.builder import ServerBuilder
+    from lmi_vllm.translate.configuration import ConfigurationBuilder
+
+
+def configure(c: "ConfigurationBuilder") -> None:
+    """Add to the configuration."""
+    from lmi_vllm.features.adapters_state.settings import AdaptersStateSettings, check_state
+    from lmi_vllm.translate.draft import RulePhase
+
+    c.settings(AdaptersStateSettings)
+    c.rule(RulePhase.PLACED, check_state)
+
+
+def serve(s: "ServerBuilder") -> None:
+    """Add to the server."""
+    from lmi_vllm.features.adapters_state.start import keeping_adapters
+
+    s.lifespan(keeping_adapters)

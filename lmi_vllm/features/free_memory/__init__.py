@@ -1,0 +1,21 @@
+"""Memory that has to be free before a model is loaded: LMI's required_memory_mb and its like."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lmi_vllm.server.builder import ServerBuilder
+    from lmi_vllm.translate.configuration import ConfigurationBuilder
+
+
+def configure(c: "ConfigurationBuilder") -> None:
+    """Add to the configuration."""
+    from lmi_vllm.features.free_memory.check import FreeMemorySettings
+
+    c.settings(FreeMemorySettings)
+
+
+def serve(s: "ServerBuilder") -> None:
+    """Add to the server."""
+    from lmi_vllm.features.free_memory.check import check_memory
+
+    s.start.check(check_memory)

@@ -1,0 +1,173 @@
+"""A client of the engine that the first process started; that process decides about adapters."""
+
+import asyncio
+import sys
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from typing import Protocol
+
+from lmi_vllm.engine.base import EngineClient, start_error
+from lmi_vllm.engine.vllm.adapters import BASE_ADAPTER_ID, BASE_ADAPTER_NAME
+from lmi_vllm.engine.vllm.async_llm import EngineSetup, GuardedAsyncLLM, client_of
+from lmi_vllm.engine.vllm.bridge import Bridge
+from lmi_vllm.engine.vllm.client_parts import EngineParts
+from lmi_vllm.engine.vllm.configuration import VllmArguments, engine_config, runs_on_cpu
+from lmi_vllm.engine.vllm.engine import VllmClient, ended_unless_ready, prepared
+from lmi_vllm.engine.vllm.engine_calls import LoadedAdapter
+from lmi_vllm.engine.vllm.processes import adopt_forked_engines, claim_children
+from lmi_vllm.errors import AdapterRefusedError
+from lmi_vllm.features.front_ends.channel import JoinEngine
+from lmi_vllm.messages import AdapterRef
+
+Report = Callable[[str], None]  # of a request, by its id in the engine
+
+
+class SharedState(Protocol):
+    """Allocates adapter slots for all clients of an engine."""
+
+    def hold(self, adapter: int) -> AbstractAsyncContextManager[None]:
+        """Wait until the adapter of this engine id may be used; it may while the body runs.
+
+        Raises:
+            LmiError: it cannot be used, now or ever.
+        """
+        ...
+
+
+class LoadedAdapters:
+    """The adapters of the shared engine; the first process allocates their slots."""
+
+    def __init__(self, shared: SharedState, base_path: str) -> None:
+        self.base = None
+        if base_path:
+            self.base = LoadedAdapter(BASE_ADAPTER_ID, BASE_ADAPTER_NAME, base_path, "base")
+        self._decides = shared
+        self._shared: dict[int, LoadedAdapter] = {}
+        self._loaded: dict[int, LoadedAdapter] = {}
+
+    def share(self, adapters: Iterable[LoadedAdapter]) -> None:
+        """Set the adapters that are in the engine; `load` picks among them."""
+        self._shared = {adapter.engine_id: adapter for adapter in adapters}
+
+    def find(self, engine_id: int, shown: str) -> LoadedAdapter:
+        """Return an adapter that `load` has picked; see `UsableAdapters.find`."""
+        known = self._loaded.get(engine_id)
+        if known is None:
+            raise AdapterRefusedError(f"The adapter {shown} is not loaded")
+        return known
+
+    def hold(self, adapter: LoadedAdapter, _shown: str) -> AbstractAsyncContextManager[None]:
+        """Hold a slot while the body runs; see `UsableAdapters.hold`."""
+        return self._decides.hold(adapter.engine_id)
+
+    async def release(self, adapter: LoadedAdapter) -> None:
+        """Do nothing: the first process releases the weights."""
+
+    def load(self, adapter: AdapterRef) -> None:
+        """Make an adapter usable that the first process has loaded; others are ignored."""
+        shared = self._shared.get(adapter.engine_id)
+        if shared is None:  # being unloaded, or its engine has died
+            return
+        self._loaded[adapter.engine_id] = LoadedAdapter(
+            adapter.engine_id, shared.name, shared.path, adapter.name
+        )
+
+    def unload(self, adapter: AdapterRef) -> None:
+        """Make the adapter unusable for further requests."""
+        self._loaded.pop(adapter.engine_id, None)
+
+
+class ClientAsyncLLM(GuardedAsyncLLM):
+    """An AsyncLLM on an engine that another process started, and that guards it for us."""
+
+    adapters: LoadedAdapters
+
+    def __init__(
+        self, setup: EngineSetup, client: EngineClient, shared: SharedState, began: Report
+    ) -> None:
+        super().__init__(setup, client_of(client), began)
+        self.adapters = LoadedAdapters(shared, client.base_adapter)
+
+    @property
+    def engine_requests(self) -> tuple[str, ...]:
+        """The requests in the engine, by their ids there."""
+        return tuple(self.output_processor.request_states)
+
+
+class JoinedEngine(VllmClient):
+    """The engine of another process, as one of its clients."""
+
+    def __init__(self, llm: ClientAsyncLLM, bridge: Bridge, task: str) -> None:
+        super().__init__(llm, bridge, task)
+        self._adapters = llm.adapters
+
+    def share(self, adapters: Iterable[LoadedAdapter]) -> None:
+        """Set the adapters that are in the engine."""
+        self._adapters.share(adapters)
+
+    @property
+    def engine_requests(self) -> tuple[str, ...]:
+        """The ids of this client's requests in the engine."""
+        found: tuple[str, ...] = self._llm.engine_requests
+        return found
+
+    async def load_adapter(self, adapter: AdapterRef) -> None:
+        """Let requests use an adapter that the engine has; the engine itself is not called."""
+        self._adapters.load(adapter)
+        self.http.add_adapter(adapter)
+
+    async def unload_adapter(self, adapter: AdapterRef) -> None:
+        """Let no further request use the adapter."""
+        self.http.remove_adapter(adapter)
+        self._adapters.unload(adapter)
+
+    def engine_died(self) -> None:
+        """End every request with EngineDeadError: the first process has seen the engine die."""
+        self._llm.engine_died()
+
+
+async def join_vllm_engine(
+    message: JoinEngine,
+    checked: VllmArguments | None,
+    thread: ThreadPoolExecutor,
+    shared: SharedState,
+    began: Report,
+    parts: EngineParts,
+) -> JoinedEngine:
+    """Return a client of another process's engine; `shared` decides about adapters for all clients.
+
+    `began` is called for each request before the engine has it, with its id there. Arguments that
+    were `checked` are not read again.
+
+    Raises:
+        EngineStartError: the engine could not be joined; the text is the root cause.
+    """
+    join = partial(_join, message, checked, thread, shared, began, parts)
+    try:
+        llm = await asyncio.get_running_loop().run_in_executor(thread, join)
+    except Exception as error:
+        text = f"the engine could not be joined: {type(error).__name__}: {error}"
+        raise start_error(text) from error
+    async with ended_unless_ready(llm):
+        bridge, task = await prepared(llm)
+        return JoinedEngine(llm, bridge, task)
+
+
+def _join(
+    message: JoinEngine,
+    checked: VllmArguments | None,
+    thread: ThreadPoolExecutor,
+    shared: SharedState,
+    began: Report,
+    parts: EngineParts,
+) -> ClientAsyncLLM:
+    claim_children()  # those that try grammars
+    is_cpu, client = runs_on_cpu(), message.client
+    read = VllmArguments.of(message.arguments, checked)
+    config = engine_config(read.namespace, client.count, client.index, is_cpu=is_cpu)
+    if sys.platform == "linux":
+        adopt_forked_engines()
+    setup = EngineSetup(read, config, message.profile, thread, is_cpu, parts)
+    return ClientAsyncLLM(setup, client, shared, began)

@@ -1,0 +1,250 @@
+"""A further front-end process: one more client of the engine, behind the same port.
+
+`front_ends.py` starts it as `python -m`, with one end of a socket pair and the id of its parent. It
+ends when the socket closes, and the kernel ends it with its parent.
+"""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import uvloop
+
+from lmi_vllm.assembly import assembled
+from lmi_vllm.clock import CUT_OFF_ANSWER_SECONDS
+from lmi_vllm.commands.serve import configure_server_logging, end_process
+from lmi_vllm.config.listen import ListenAddress, listener_tls
+from lmi_vllm.engine.vllm.processes import end_with_parent
+from lmi_vllm.features.front_ends.channel import (
+    AdapterList,
+    CallReply,
+    CancelRequests,
+    Channel,
+    ChannelClosedError,
+    EngineDied,
+    FailureCounted,
+    JoinEngine,
+    LeaveEngine,
+    LogLevel,
+    ProcessReady,
+    ProcessSetup,
+    RunningRequests,
+    StateChanged,
+    StopProcess,
+    TelemetryLine,
+    VllmImported,
+)
+from lmi_vllm.features.front_ends.client_model import ClientModel
+from lmi_vllm.features.front_ends.forwarding import Forwarder
+from lmi_vllm.features.front_ends.shared_counters import CounterRow, SharedCounters
+from lmi_vllm.inference.lifecycle import Lifecycle
+from lmi_vllm.inference.queue import RequestQueue
+from lmi_vllm.inference.service import InferenceService
+from lmi_vllm.server.context import ServerEvents, error_statuses, running_features
+from lmi_vllm.server.listeners import Listeners, web_options
+from lmi_vllm.server.parts import Assembled
+from lmi_vllm.server.ports import open_port
+from lmi_vllm.telemetry.observers import Telemetry
+
+logger = logging.getLogger(__name__)
+
+REPORT_SECONDS: Final = 0.5
+
+
+async def open_shared_port(
+    service: InferenceService,
+    setup: ProcessSetup,
+    address: ListenAddress,
+    proxy: Forwarder,
+    made: Assembled,
+) -> Listeners:
+    """Open the port that the first process listens on already, and which `proxy` leads to.
+
+    Raises:
+        StartupError: the address cannot be shared.
+    """
+    settings = setup.settings
+    tls = (
+        listener_tls(settings, setup.environ, made.configuration.make_tls)
+        if address.is_tls
+        else None
+    )
+    options = replace(web_options(settings, made.parts.routes), proxy=proxy)
+    runner, _ = await open_port(address, service, options, tls, is_shared=True)
+    return Listeners(address.url(), "", (runner,), address)
+
+
+class FrontEndProcess:
+    """Answers inference requests over an engine that another process started."""
+
+    def __init__(self, channel: Channel, setup: ProcessSetup, made: Assembled) -> None:
+        self._channel = channel
+        self._setup = setup
+        self._assembled = made
+        self._row: CounterRow = SharedCounters(Path(setup.counters), setup.processes).row(setup.row)
+        self._lifecycle = Lifecycle()
+        self._lifecycle.on_failure.append(lambda cause: channel.send(FailureCounted(cause)))
+        self._queue = RequestQueue(self._lifecycle, slots=self._row)
+        self._service = InferenceService(
+            self._queue,
+            statuses=error_statuses(setup.settings),
+            telemetry=Telemetry(send_line=self._send_line),
+        )
+        self._events = ServerEvents(made.configuration.sources, is_first=False)
+        self._model = ClientModel(self._service, self._events, channel, made.parts.engines.vllm)
+        self._join_message: JoinEngine | None = None
+        self._listeners: Listeners | None = None
+        self._forwarder: Forwarder | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._failed = asyncio.Event()
+
+    async def run(self) -> None:
+        """Serve until the first process sends `StopProcess` or is gone."""
+        setup = self._setup
+        async with running_features(
+            self._assembled.parts.lifespans,
+            self._service,
+            setup.settings,
+            setup.environ,
+            self._events,
+        ):
+            self._spawn(self._import())
+            listening = asyncio.create_task(self._listen())
+            failing = asyncio.create_task(self._failed.wait())
+            await asyncio.wait({listening, failing}, return_when=asyncio.FIRST_COMPLETED)
+            if not self._failed.is_set():
+                await listening
+            await self._close()
+
+    async def _listen(self) -> None:
+        """Handle messages of the first process until `StopProcess`, or until it is gone."""
+        with contextlib.suppress(ChannelClosedError):
+            while not isinstance(message := await self._channel.receive(), StopProcess):
+                self._follow(message)
+
+    def _follow(self, message: object) -> None:
+        match message:
+            case JoinEngine():
+                self._spawn(self._join(message))
+            case LeaveEngine():
+                self._spawn(self._detach(message))
+            case AdapterList():
+                self._spawn(self._route(message))
+            case CallReply():
+                self._channel.resolve(message)
+            case _:
+                self._apply(message)
+
+    def _apply(self, message: object) -> None:
+        match message:
+            case StateChanged():
+                self._queue.resize(message.limit)
+                self._lifecycle.mirror(message.state, has_model=message.has_model)
+            case CancelRequests():
+                self._queue.cancel_all()
+            case EngineDied():
+                self._model.engine_died()
+            case LogLevel():
+                for each in (logging.getLogger(), logging.getLogger("vllm")):
+                    each.setLevel(message.level)
+
+    def _spawn(self, coroutine: Any) -> None:
+        task = asyncio.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._worked)
+
+    def _worked(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("this front-end process ends: %s", error, exc_info=error)
+            self._failed.set()
+
+    async def _import(self) -> None:
+        await self._model.load(self._setup.arguments)
+        self._channel.send(VllmImported())
+
+    async def _join(self, message: JoinEngine) -> None:
+        """Join the engine; the port opens with the first list of adapters."""
+        is_first = self._join_message is None
+        await self._model.join(message, is_first=is_first)
+        self._queue.resize(message.limit)
+        if is_first:
+            self._spawn(self._report_engine())
+        self._join_message = message
+        self._channel.send(ProcessReady())
+
+    async def _detach(self, message: LeaveEngine) -> None:
+        await self._model.leave()
+        self._channel.send(CallReply(message.number))
+
+    async def _route(self, message: AdapterList) -> None:
+        """Route by the list; the first list opens the port."""
+        if self._join_message is None:
+            raise RuntimeError("the engine has not been joined")
+        await self._model.follow(message)
+        if self._listeners is None:
+            self._forwarder = Forwarder(self._join_message.first)
+            self._listeners = await open_shared_port(
+                self._service,
+                self._setup,
+                self._join_message.address,
+                self._forwarder,
+                self._assembled,
+            )
+        self._channel.send(CallReply(message.number))
+
+    async def _report_engine(self) -> None:
+        """Report liveness and this process's requests in the engine, twice a second."""
+        reported: tuple[str, ...] = ()
+        while True:
+            figures = self._model.figures()
+            self._row.report_engine(figures.running, figures.steps, figures.not_finite)
+            if figures.requests is not None and figures.requests != reported:
+                reported = figures.requests
+                self._channel.send(RunningRequests(reported))
+            await asyncio.sleep(REPORT_SECONDS)
+
+    def _send_line(self, text: str) -> None:
+        self._channel.send(TelemetryLine(text))
+
+    async def _close(self) -> None:
+        await self._queue.wait_own(CUT_OFF_ANSWER_SECONDS)
+        for end in self._events.on_drained:
+            await end()
+        if self._listeners is not None:
+            await self._listeners.close()
+        if self._forwarder is not None:
+            await self._forwarder.close()
+        await self._model.close()
+
+
+async def serve(descriptor: int) -> None:
+    """Run a front-end process over this end of the socket pair."""
+    channel = await Channel.over(socket.socket(fileno=descriptor))
+    setup = await channel.receive()
+    if not isinstance(setup, ProcessSetup):
+        raise RuntimeError("the first message is not ProcessSetup")
+    configure_server_logging(setup.settings, setup.environ)
+    await FrontEndProcess(channel, setup, assembled()).run()
+
+
+def main() -> None:
+    """Run as a child process; the arguments are the socket's descriptor and the parent's pid."""
+    descriptor, parent = map(int, sys.argv[1:3])
+    end_with_parent(parent)
+    for number in (signal.SIGINT, signal.SIGTERM):  # the first process drains, then ends this one
+        signal.signal(number, signal.SIG_IGN)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve(descriptor))
+        logging.shutdown()
+        end_process(0)
+
+
+if __name__ == "__main__":
+    main()

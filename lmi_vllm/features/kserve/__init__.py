@@ -1,0 +1,13 @@
+"""KServe's Open Inference Protocol (v2) over HTTP."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lmi_vllm.server.builder import ServerBuilder
+
+
+def serve(s: "ServerBuilder") -> None:
+    """Add to the server."""
+    from lmi_vllm.features.kserve.routes import GROUP
+
+    s.routes(GROUP)

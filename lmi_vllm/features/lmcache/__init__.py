@@ -1,0 +1,29 @@
+"""LMCache: its options, and the variables that its library reads."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lmi_vllm.server.builder import ServerBuilder
+    from lmi_vllm.translate.configuration import ConfigurationBuilder
+
+
+def configure(c: "ConfigurationBuilder") -> None:
+    """Add to the configuration."""
+    from lmi_vllm.features.lmcache.rules import (
+        LmcacheSettings,
+        check_package,
+        check_workers,
+        kv_transfer,
+    )
+    from lmi_vllm.translate.draft import RulePhase
+
+    c.settings(LmcacheSettings)
+    c.rule(RulePhase.WRITTEN, kv_transfer)
+    c.rule(RulePhase.PLACED, check_workers, check_package)
+
+
+def serve(s: "ServerBuilder") -> None:
+    """Add to the server."""
+    from lmi_vllm.features.lmcache.variables import lmcache_variables
+
+    s.start.start_variables(lmcache_variables)

@@ -1,0 +1,13 @@
+"""The engine's load in a header of the answer, for load balancers that ask for it (ORCA)."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lmi_vllm.server.builder import ServerBuilder
+
+
+def serve(s: "ServerBuilder") -> None:
+    """Add to the server."""
+    from lmi_vllm.features.load_reports.reports import GROUP
+
+    s.routes(GROUP)

@@ -1,0 +1,19 @@
+"""Media in messages: fetched from public addresses only, and decoded within bounds."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lmi_vllm.messages import MediaPolicy
+    from lmi_vllm.server.builder import ServerBuilder
+
+
+def serve(s: "ServerBuilder") -> None:
+    """Add to the server."""
+    s.engine.media(guard_media)
+
+
+def guard_media(policy: "MediaPolicy") -> None:
+    """Have vLLM load media of messages within the policy."""
+    from lmi_vllm.features.media_urls import connector
+
+    connector.guard_media(policy)

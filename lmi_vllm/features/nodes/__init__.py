@@ -1,0 +1,25 @@
+"""One model over several nodes: the leader, its followers, and their rendezvous."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lmi_vllm.server.builder import ServerBuilder
+    from lmi_vllm.translate.configuration import ConfigurationBuilder
+
+
+def configure(c: "ConfigurationBuilder") -> None:
+    """Add to the configuration."""
+    from lmi_vllm.features.nodes.cluster import ClusterSettings, put_cluster
+    from lmi_vllm.translate.draft import RulePhase
+
+    c.settings(ClusterSettings)
+    c.rule(RulePhase.DEFAULTS, put_cluster)
+
+
+def serve(s: "ServerBuilder") -> None:
+    """Add to the server."""
+    from lmi_vllm.features.nodes.follow import follower
+    from lmi_vllm.features.nodes.liveness import start_variables
+
+    s.start.start_variables(start_variables)
+    s.run_mode(follower)

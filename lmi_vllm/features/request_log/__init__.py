@@ -1,0 +1,21 @@
+"""Which requests have a line in the log: vLLM's two arguments for its own server's log."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lmi_vllm.server.builder import ServerBuilder
+    from lmi_vllm.translate.configuration import ConfigurationBuilder
+
+
+def configure(c: "ConfigurationBuilder") -> None:
+    """Add to the configuration."""
+    from lmi_vllm.features.request_log.settings import RequestLogSettings
+
+    c.settings(RequestLogSettings)
+
+
+def serve(s: "ServerBuilder") -> None:
+    """Add to the server."""
+    from lmi_vllm.features.request_log.settings import choosing_lines
+
+    s.lifespan(choosing_lines)

@@ -1,0 +1,24 @@
+"""Sticky sessions: a client's directory, created, named by its requests and closed."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lmi_vllm.server.builder import ServerBuilder
+    from lmi_vllm.translate.configuration import ConfigurationBuilder
+
+
+def configure(c: "ConfigurationBuilder") -> None:
+    """Add to the configuration."""
+    from lmi_vllm.features.sessions.sessions import SessionSettings
+    from lmi_vllm.features.sessions.start import check_store
+    from lmi_vllm.translate.draft import RulePhase
+
+    c.settings(SessionSettings)
+    c.rule(RulePhase.PLACED, check_store)
+
+
+def serve(s: "ServerBuilder") -> None:
+    """Add to the server."""
+    from lmi_vllm.features.sessions.start import keeping_sessions
+
+    s.lifespan(keeping_sessions)

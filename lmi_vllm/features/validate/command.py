@@ -1,0 +1,152 @@
+"""`lmi-vllm validate`: explain, and the settings checked against the model's own config.json."""
+
+import argparse
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from lmi_vllm.checks.model_config import ModelFiles, read_directory
+from lmi_vllm.commands.explain import (
+    add_source_arguments,
+    command_line_of,
+    reader_of,
+    translation_of,
+    write_answer,
+)
+from lmi_vllm.config.secrets import mask_urls
+from lmi_vllm.features.validate.memory_estimate import GIB, estimate_memory
+from lmi_vllm.features.validate.model_checks import ALLOW_LONG, check_model
+from lmi_vllm.features.validate.model_shape import read_shape
+from lmi_vllm.sources.archives import is_archive
+from lmi_vllm.translate.arguments import ModelReader, Translation
+from lmi_vllm.translate.configuration import Configuration
+from lmi_vllm.translate.explain import FORMATS, Explanation
+
+_MIB: Final = 1 << 20
+_SETTINGS_ALONE: Final = "the settings alone"
+_CODE: Final = ("model.py", "requirements.txt")
+_NVIDIA_SMI_SECONDS: Final = 5.0
+
+
+def add_arguments(parser: argparse.ArgumentParser, _: Configuration) -> None:
+    """Add this command's flags."""
+    parser.add_argument("--format", choices=tuple(FORMATS), default="table", help="output format")
+    parser.add_argument("--config", metavar="DIR", help="directory of the model's config.json")
+    parser.add_argument("--device-memory", type=float, metavar="GIB", help="memory of one GPU")
+    add_source_arguments(parser)
+
+
+def run(
+    arguments: argparse.Namespace, environ: Mapping[str, str], configuration: Configuration
+) -> int:
+    """Print the explanation with the checks' results; returns 0, or 2 when there is an error."""
+    settings = configuration.load(environ, command_line_of(arguments, configuration.options))
+    read = reader_of(arguments, settings, environ, configuration, with_size=True)
+    if arguments.config:
+        read = _reader_of_directory(Path(arguments.config))
+    translation = translation_of(
+        arguments, settings, environ, read, configuration, needs_model=not arguments.config
+    )
+    files = read_directory(Path(arguments.config)) if arguments.config else _known(translation)
+    memory = arguments.device_memory * GIB if arguments.device_memory else _device_bytes()
+    given = {**environ, **settings.environment_exports}
+    allows_long = given.get(ALLOW_LONG, "").strip().lower() in ("1", "true")
+    memory = None if memory is None else int(memory)
+    result = validate(translation, files, memory, configuration, allows_long=allows_long)
+    if files.config is not None:
+        checked = _checked(translation, files, arguments.config, memory)
+        result = replace(result, checked=tuple(checked))
+    write_answer(FORMATS[arguments.format](result))
+    return result.exit_code
+
+
+def validate(
+    translation: Translation,
+    files: ModelFiles,
+    device_bytes: int | None,
+    configuration: Configuration,
+    *,
+    allows_long: bool = False,
+) -> Explanation:
+    """Return the explanation with the findings of the checks and the memory estimate."""
+    explanation, arguments = configuration.explain(translation), translation.arguments.values
+    if files.config is None:
+        others = tuple(one for one in explanation.warnings if one != files.unread_warning)
+        faults = tuple(dict.fromkeys((*explanation.errors, files.unread_warning)))
+        return replace(explanation, warnings=others, errors=faults, checked=(_SETTINGS_ALONE,))
+    shape = read_shape(files.config)
+    findings = check_model(shape, arguments, configuration, allows_long=allows_long)
+    estimate = estimate_memory(shape, arguments, files.weight_bytes, device_bytes)
+    warnings, errors = [*findings.warnings], [*findings.errors]
+    if estimate is None:
+        warnings.append("no memory estimate: config.json does not give the numbers for one")
+    else:
+        asked = arguments.get("max_model_len")
+        length = asked if isinstance(asked, int) else None
+        sentence = estimate.sentence(length, shape.longest)
+        # An error only where it could not fit an otherwise empty device: the rest is an estimate.
+        fits = estimate.can_hold(max(1, length or 1))
+        (warnings if fits else errors).append(sentence)
+    return replace(
+        explanation,
+        warnings=tuple(dict.fromkeys((*explanation.warnings, *warnings))),
+        errors=tuple(dict.fromkeys((*explanation.errors, *errors))),
+    )
+
+
+def _checked(
+    translation: Translation, files: ModelFiles, folder: str | None, memory: int | None
+) -> Iterator[str]:
+    """Yield what was checked: an answer without errors says no more than this."""
+    model = translation.model
+    place = folder or (mask_urls(model.model) if model is not None else "")
+    yield f"{len(translation.arguments.values)} engine arguments against config.json of {place}"
+    if files.weight_bytes is not None:
+        yield f"the size of its weights, {files.weight_bytes / GIB:.2f} GiB"
+    if memory is None:
+        yield "no GPU's memory: none is here, and --device-memory was not given"
+    else:
+        yield f"the memory of one GPU of {memory / GIB:.1f} GiB"
+    directory = model.directory if model is not None else None
+    for name in _CODE:
+        if directory is not None and (directory / name).is_file():
+            yield f"{directory / name}"
+
+
+def _reader_of_directory(directory: Path) -> ModelReader:
+    """Return a reader that gives the files of `directory` for any model."""
+    return lambda _: read_directory(directory)
+
+
+def _known(translation: Translation) -> ModelFiles:
+    """Return the model's files, with the reason in `problem` where they are not known."""
+    files, model = translation.files, translation.model
+    if model is None:
+        return ModelFiles(problem="there is no model; set HF_MODEL_ID or use --model or --config")
+    if files.config is not None or files.problem:
+        return files
+    reason = "is not local and --offline was given"
+    if is_archive(model.model):
+        reason = "is not unpacked yet"
+    return ModelFiles(problem=f"{mask_urls(model.model)} {reason}")
+
+
+def _device_bytes() -> int | None:
+    """Return the bytes of the smallest GPU, from nvidia-smi; None without one."""
+    if shutil.which("nvidia-smi") is None:
+        return None
+    try:
+        listing = subprocess.run(
+            ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"],
+            capture_output=True,
+            text=True,
+            timeout=_NVIDIA_SMI_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    sizes = [int(line) for line in listing.stdout.split() if line.isdigit()]
+    return min(sizes) * _MIB if sizes else None

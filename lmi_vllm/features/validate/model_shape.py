@@ -1,0 +1,110 @@
+"""The shape of a decoder from config.json: the numbers that the checks and the estimate need."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from lmi_vllm.checks.model import (
+    Checkpoint,
+    head_counts,
+    number_of,
+    read_checkpoint,
+    text_part,
+)
+from lmi_vllm.features.validate.kv_cache import AttentionLayers, attention_layers
+from lmi_vllm.features.validate.weights import Weights, count_weights
+
+_LENGTH_KEYS: Final = (
+    "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length",
+    "max_target_positions",
+)  # fmt: skip
+# Rope kinds whose max_position_embeddings already is the scaled length (vLLM's rule).
+_UNSCALED_ROPE: Final = (
+    "deepseek_llama_scaling", "deepseek_yarn", "default", "llama3", "longrope", "mrope",
+    "proportional", "su", "yarn",
+)  # fmt: skip
+_BYTES: Final[Mapping[str, float]] = MappingProxyType(
+    {
+        "float32": 4, "float16": 2, "bfloat16": 2, "half": 2, "float": 4, "fp8": 1, "auto": 2,
+    }
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape(Checkpoint):
+    """The shape of one model; None where config.json does not say."""
+
+    architectures: tuple[str, ...]
+    layers: int | None
+    heads: int | None
+    kv_heads: int | None
+    head_size: int | None
+    longest: int | None  # tokens
+    dtype: str
+    latent_size: int | None  # per token and layer, of models with latent attention (MLA)
+    has_own_code: bool
+    attention: AttentionLayers | None
+    weights: Weights | None
+
+    @property
+    def kv_values_per_token_and_layer(self) -> int | None:
+        """Values in the KV cache for one token in one layer, over all heads."""
+        if self.latent_size is not None:
+            return self.latent_size
+        if self.kv_heads is None or self.head_size is None:
+            return None
+        return 2 * self.kv_heads * self.head_size
+
+
+def read_shape(config: Mapping[str, object]) -> ModelShape:
+    """Return the shape in `config`, or in the text part of a multimodal one."""
+    body, checkpoint = text_part(config), read_checkpoint(config)
+    heads, kv_heads = head_counts(body)
+    hidden = number_of(body, "hidden_size", "n_embd", "d_model")
+    head_size = number_of(body, "head_dim")
+    if head_size is None and heads and hidden:
+        head_size = hidden // heads
+    architectures = config.get("architectures")
+    return ModelShape(
+        architectures=tuple(map(str, architectures)) if isinstance(architectures, list) else (),
+        layers=number_of(body, "num_hidden_layers", "n_layer", "num_layers"),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_size=head_size,
+        longest=_longest(body),
+        dtype=str(body.get("dtype") or body.get("torch_dtype") or "auto").removeprefix("torch."),
+        quant_method=checkpoint.quant_method,
+        latent_size=_latent_size(body),
+        is_mixture=checkpoint.is_mixture,
+        has_own_code="auto_map" in config,
+        attention=attention_layers(config),
+        weights=count_weights(config),
+    )
+
+
+def _latent_size(body: Mapping[str, object]) -> int | None:
+    """Return the values per token and layer of latent attention (MLA); None for other models."""
+    rank, rope = number_of(body, "kv_lora_rank"), number_of(body, "qk_rope_head_dim")
+    return rank + (rope or 0) if rank is not None else None
+
+
+def _longest(body: Mapping[str, object]) -> int | None:
+    """Return the longest sequence in tokens, with rope scaling as vLLM applies it."""
+    lengths = [number for key in _LENGTH_KEYS if (number := number_of(body, key))]
+    if not lengths:
+        return None
+    rope = body.get("rope_scaling") or body.get("rope_parameters")
+    # Gemma 3 states the scaled length (vLLM's rule).
+    if not isinstance(rope, dict) or str(body.get("model_type")).startswith("gemma3"):
+        return min(lengths)
+    kind = str(rope.get("rope_type") or rope.get("type") or "default")
+    factor = rope.get("factor")
+    if kind in _UNSCALED_ROPE or not isinstance(factor, int | float):
+        return min(lengths)
+    return int(min(lengths) * factor)
+
+
+def bytes_per_value(dtype: str) -> float:
+    """Return the bytes of one value of `dtype`; 2 where the name is not known."""
+    return _BYTES.get("fp8" if dtype.startswith("fp8") else dtype, 2)

@@ -1,0 +1,182 @@
+"""`migrate`: the forms that people have variables in, and that none of them is lost."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmi_vllm.errors import ConfigurationError
+from lmi_vllm.features.migrate import command as migrate
+from lmi_vllm.features.migrate.environment_files import read_environment
+from tests.support.assembled import CONFIGURATION
+
+GIVEN = {"HF_MODEL_ID": "a/b", "OPTION_DTYPE": "bf16", "OPTION_X": '{"k": 1}'}
+AS_JSON = json.dumps(GIVEN)
+KUBERNETES = """
+kind: Deployment
+spec:
+  containers:
+  - name: lmi
+    env:
+    - name: HF_MODEL_ID
+      value: a/b
+    - {name: OPTION_DTYPE, value: bf16}
+    - name: OPTION_X
+      value: '{"k": 1}'
+"""
+FORMS = {
+    "lines": "# c\nexport HF_MODEL_ID=a/b\nOPTION_DTYPE='bf16'\nOPTION_X={\"k\": 1}\n",
+    "json": AS_JSON,
+    "create-model": json.dumps({"PrimaryContainer": {"Image": "i", "Environment": GIVEN}}),
+    "describe-model": json.dumps({"ModelName": "m", "Containers": [{"Environment": GIVEN}]}),
+    "kubernetes": KUBERNETES,
+    "kubernetes-list": json.dumps([{"name": key, "value": text} for key, text in GIVEN.items()]),
+    "compose": "services:\n  lmi:\n    environment:\n" + "".join(
+        f"      {key}: '{text}'\n" for key, text in GIVEN.items()),
+    "inspect": json.dumps([{"Config": {"Env": [f"{k}={text}" for k, text in GIVEN.items()]}}]),
+    "yaml": "HF_MODEL_ID: a/b\nOPTION_DTYPE: bf16\nOPTION_X: '{\"k\": 1}'\n",
+    "docker-run": "docker run --gpus all -e HF_MODEL_ID=a/b --env OPTION_DTYPE=bf16 \\\n"
+    "  --env=OPTION_X='{\"k\": 1}' -p 8080:8080 image\n",
+    "dockerfile": "FROM x\nENV HF_MODEL_ID=a/b OPTION_DTYPE=bf16\nENV OPTION_X '{\"k\": 1}'\n",
+    "python": "model = Model(image, env={'HF_MODEL_ID': 'a/b', 'OPTION_DTYPE': str('bf16'),\n"
+    "  'OPTION_X': '{\"k\": 1}'})\n",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_form_is_read(tmp_path: Path, form: str, encoding: str) -> None:
+    """Each gives the same variables, with and without a byte order mark."""
+    file = tmp_path / "given"
+    file.write_text(FORMS[form], encoding)
+    assert read_environment(str(file)) == GIVEN
+
+
+def test_values_that_a_file_does_not_hold_are_named(tmp_path: Path) -> None:
+    """Secrets of Kubernetes, computed values of Python, names that `docker run` hands on."""
+    file = tmp_path / "given"
+    for text in (
+        "env:\n- name: A\n  value: x\n- name: B\n  valueFrom: {secretKeyRef: {name: s}}\n",
+        "env = {'A': 'x', 'B': json.dumps(count)}\n",
+        "docker run -e A=x -e B image\n",
+    ):
+        file.write_text(text, "utf-8")
+        assert read_environment(str(file)) == {"A": "x", "B": None}
+
+
+def test_files_that_are_no_text_are_refused(tmp_path: Path) -> None:
+    """The message names the file."""
+    (tmp_path / "given").write_bytes(b"A=\xff\xfe")
+    for name in ("given", "missing"):
+        with pytest.raises(ConfigurationError, match=name):
+            read_environment(str(tmp_path / name))
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str, **environ: str) -> tuple[int, Any]:
+    """Run `migrate --format json`; return its code and document, None without one."""
+    parser = argparse.ArgumentParser()
+    migrate.add_arguments(parser, CONFIGURATION)
+    code = migrate.run(parser.parse_args(["--format", "json", *words]), environ, CONFIGURATION)
+    out = capsys.readouterr().out
+    return code, json.loads(out) if out else None
+
+
+@pytest.mark.parametrize("text", ["", '{"A": ', "just words\n", "{}"])
+def test_nothing_read_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    """Exit code 2, no traceback, and nothing on stdout; so it is without any configuration."""
+    file = tmp_path / "given"
+    file.write_text(text, "utf-8")
+    assert run(capsys, "--environment", str(file)) == (2, None)
+    assert run(capsys, PATH="/bin", HOME="/root") == (2, None)
+
+
+KEPT = {
+    "SAGEMAKER_SECURE_MODE": "true", "SAGEMAKER_MULTI_MODEL": "false", "DJL_OFFLINE": "true",
+    "HF_HUB_OFFLINE": "1", "LMI_MAX_SEQUENCES": "3", "VLLM_USE_V1": "1",
+    "SAGEMAKER_BIND_TO_PORT": "9000", "FOO": "bar",
+}  # fmt: skip
+
+
+def test_no_variable_is_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whole variables are kept by name; a secret is named; an overridden option is reported."""
+    file, properties = tmp_path / "given.json", tmp_path / "serving.properties"
+    properties.write_text("option.model_id=a/b\noption.dtype=bf16\n", "utf-8")
+    given = {**KEPT, "OPTION_DTYPE": "fp16", "HF_TOKEN": "s3cret", "OWN_SECRET": "s3cret"}
+    file.write_text(json.dumps(given), "utf-8")
+    words = ("--environment", str(file), "--properties", str(properties))
+    code, document = run(capsys, *words)
+    assert (code, document["refused"]) == (0, [])
+    assert document["environment"] == KEPT
+    steps = [*document["mapped"], *document["approximated"]]
+    sources = " ".join(step["source"] for step in steps)
+    assert all(f"{name}=" in sources for name in (*KEPT, "OPTION_DTYPE", "OWN_SECRET"))
+    assert "s3cret" not in json.dumps(document)
+
+
+def test_own_environment_keeps_what_is_meant_for_the_server(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Without a file most variables of the process mean nothing."""
+    code, document = run(
+        capsys, HF_MODEL_ID="a/b", DJL_OFFLINE="true", PATH="/bin", CUDA_HOME="/usr"
+    )
+    assert (code, document["environment"]) == (0, {"DJL_OFFLINE": "true"})
+
+
+def test_changed_defaults_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    """As `explain` does, for what is not set."""
+    _, document = run(capsys, HF_MODEL_ID="a/b", OPTION_ENABLE_PREFIX_CACHING="false")
+    named = {step["becomes"].partition("=")[0] for step in document["changed defaults"]}
+    assert "gpu_memory_utilization" in named
+    assert "enable_prefix_caching" not in named
+
+
+LAUNCHERS = (
+    ("--from", "tgi", "--", "--model-id", "a/b", "--num-shard", "2", "--trust-remote-code"),
+    ("--", "text-generation-launcher", "--model-id=a/b", "--num-shard=2", "--trust-remote-code"),
+)
+
+
+@pytest.mark.parametrize("words", LAUNCHERS, ids=["from", "launcher"])
+def test_flags_of_tgis_launcher_are_read(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    """They are TGI's variables in another spelling, and win over them."""
+    code, document = run(capsys, *words, MODEL_ID="other")
+    assert (code, document["from"]) == (0, "tgi")
+    expected = {
+        "option.model_id": "a/b",
+        "option.tensor_parallel_degree": "2",
+        "option.trust_remote_code": "true",
+    }
+    assert expected.items() <= document["properties"].items()
+    code, document = run(capsys, *words, "--bogus", "1")
+    assert (code, document["refused"][0]["source"]) == (2, "--bogus")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "docker run -e HF_TOKEN=hf_x vllm/vllm-openai --model acme/x --max-model-len 64\n",
+        "docker run text-generation-inference:3 --model-id acme/x --num-shard 2\n",
+        'services:\n  s:\n    environment: {A: b}\n    command: ["--model", "acme/x"]\n',
+        "FROM x\nENV HF_TOKEN=hf_x\nCMD vllm serve acme/x --max-model-len 64\n",
+    ],
+)
+def test_arguments_of_a_command_are_named(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are not variables; a result without them would be another server."""
+    file = tmp_path / "file"
+    file.write_text(text)
+    parser = argparse.ArgumentParser()
+    migrate.add_arguments(parser, CONFIGURATION)
+    arguments = parser.parse_args(["--environment", str(file)])
+    assert migrate.run(arguments, {}, CONFIGURATION) == 2
+    shown = capsys.readouterr().out
+    assert "--model" in shown or "--max-model-len" in shown
+    assert "arguments of a command are not read" in shown

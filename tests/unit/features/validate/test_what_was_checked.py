@@ -1,0 +1,92 @@
+"""An answer of `explain` or `validate` that finds nothing wrong had something to look at."""
+
+import argparse
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmi_vllm.commands import explain
+from lmi_vllm.features.validate import command as validate
+from tests.support.assembled import CONFIGURATION
+
+Run = Callable[..., tuple[int, Mapping[str, Any]]]
+TINY = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 64}
+
+
+@pytest.fixture
+def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Return how a verb is run over an empty store."""
+
+    def one(verb: str, *flags: str, **environ: str) -> tuple[int, Mapping[str, Any]]:
+        command = {"explain": explain, "validate": validate}[verb]
+        parser = argparse.ArgumentParser()
+        command.add_arguments(parser, CONFIGURATION)
+        given = parser.parse_args(["--format", "json", "--gpus", "1", *flags])
+        store = {"SERVING_MODEL_STORE": str(tmp_path / "store")}
+        code = command.run(given, {**store, **environ}, CONFIGURATION)
+        return code, json.loads(capsys.readouterr().out)
+
+    return one
+
+
+def model(folder: Path, requirements: str = "") -> str:
+    """Write a model's folder; return its path."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(TINY), encoding="utf-8")
+    if requirements:
+        (folder / "requirements.txt").write_text(requirements, encoding="utf-8")
+    return str(folder)
+
+
+@pytest.mark.parametrize("verb", ["explain", "validate"])
+def test_no_model_is_an_error(run: Run, verb: str) -> None:
+    """As of `serve`, which ends with it."""
+    code, found = run(verb)
+    assert code == 2
+    assert any("no model found" in error for error in found["errors"])
+
+
+def test_server_that_starts_without_a_model_is_none(run: Run) -> None:
+    """POST /models loads one."""
+    assert run("explain", SERVING_LOAD_MODELS="NONE")[0] == 0
+
+
+@pytest.mark.parametrize("flags", [["--model", "acme/tiny", "--offline"], ["--model", "{folder}"]])
+def test_model_of_which_nothing_is_known_is_not_valid(
+    run: Run, tmp_path: Path, flags: list[str]
+) -> None:
+    """Exit 0 said that all was well."""
+    (tmp_path / "empty").mkdir()
+    code, found = run("validate", *(flag.format(folder=tmp_path / "empty") for flag in flags))
+    assert code == 2
+    assert any("were not checked against the model" in error for error in found["errors"])
+    assert found["checked"] == ["the settings alone"]
+
+
+def test_validate_says_what_it_checked(run: Run, tmp_path: Path) -> None:
+    """The files, and that there was no GPU to compare with."""
+    place = model(tmp_path / "model", "requests\n")
+    code, found = run("validate", "--model", place, "--device-memory", "24")
+    checked = "\n".join(found["checked"])
+    assert (code, found["errors"]) == (0, [])
+    assert f"config.json of {place}" in checked
+    assert "24.0 GiB" in checked
+    assert run("validate", "--config", place)[0] == 0
+
+
+@pytest.mark.parametrize("verb", ["explain", "validate"])
+def test_requirements_that_serve_refuses_are_errors(run: Run, tmp_path: Path, verb: str) -> None:
+    """With file and line; only `serve` said so."""
+    place = model(tmp_path / "model", "requests\ntorch==1.0\n")
+    code, found = run(verb, "--model", place)
+    assert code == 2
+    assert any("requirements.txt, line 2: torch==1.0" in error for error in found["errors"])
+
+
+def test_requirements_that_are_not_installed_may_say_anything(run: Run, tmp_path: Path) -> None:
+    """LMI_CUSTOM_CODE=none."""
+    place = model(tmp_path / "model", "torch==1.0\n")
+    assert run("explain", "--model", place, LMI_CUSTOM_CODE="none")[0] == 0
