@@ -5,8 +5,10 @@ keys take the file over the environment, server keys the environment over the fi
 and `server_sources` are these orders, best first. resolve.py parses the texts, as the last source.
 """
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from typing import Final
 
 from lmi_vllm.config.option_table import OptionTable
 from lmi_vllm.config.options import (
@@ -35,6 +37,10 @@ from lmi_vllm.config.variable_names import (
 from lmi_vllm.demo import DEMO_MODEL_DIR
 from lmi_vllm.messages import Origin, OriginKind
 
+IMAGE_ADDRESS: Final = "http://0.0.0.0:8080"  # SERVING_INFERENCE_ADDRESS of our images
+_ADDRESS: Final = "inference_address"
+_MODEL_ID: Final = f"{FILE_PREFIX}model_id"
+
 
 def model_sources(
     environ: Mapping[str, str],
@@ -44,7 +50,7 @@ def model_sources(
     images: OtherSettings,
 ) -> tuple[RawSource, ...]:
     """The order for model keys, best first: the file wins over the environment."""
-    return _sources(
+    named = _sources(
         flags=_model_flags(command_line),
         vllm=_of_model(command_line.vllm.values),
         sagemaker=_variables(environ, SAGEMAKER_VARIABLES, OriginKind.PLATFORM),
@@ -55,8 +61,8 @@ def model_sources(
         aliases=option_aliases(environ),
         images=_of_model(images.values),
         late=_late_variables(environ),
-        defaults=command_line.vllm.defaults,
     )
+    return (*named, *_sources(defaults=_vllm_defaults(named, command_line.vllm.defaults)))
 
 
 def server_sources(
@@ -69,15 +75,38 @@ def server_sources(
 ) -> tuple[RawSource, ...]:
     """The order for server keys, best first: the environment wins over the file."""
     counts = {row.name for row in table.rows.server if CONFIG in row.written}
+    defaults = tuple(_of_server(command_line.vllm.defaults))
+    others = {raw.key for raw in (*_of_server(images.values), *defaults)}
+    serving = _serving_variables(environ, table)
+    if _ADDRESS in others:  # no user said so: each of our images does
+        serving = (raw for raw in serving if (raw.key, raw.text) != (_ADDRESS, IMAGE_ADDRESS))
     return _sources(
         demo=_demo_store(command_line),
         vllm=_of_server(command_line.vllm.values),
         sagemaker=_request_size(environ, report),
-        serving=_serving_variables(environ, table),
+        serving=serving,
         images=_of_server(images.values),
         flags=_upstream_flags(command_line),
         file=(raw for raw in of_file(file) if raw.key in counts),  # others are read elsewhere
+        defaults=defaults,
     )
+
+
+def _vllm_defaults(
+    named: Iterable[RawSource], defaults: tuple[RawValue, ...]
+) -> Iterator[RawValue]:
+    """The defaults of `vllm serve` for model keys, which serves a model under the name it got."""
+    yield from _of_model(defaults)
+    model = next((raw for raw in _values(named) if raw.key == _MODEL_ID and raw.text), None)
+    if defaults and model is not None:
+        name = json.dumps([model.text])
+        yield RawValue(f"{FILE_PREFIX}served_model_name", name, defaults[0].origin)
+
+
+def _values(sources: Iterable[RawSource]) -> Iterator[RawValue]:
+    """Every text of the sources, best first."""
+    for source in sources:
+        yield from source.values
 
 
 def _of_model(values: Iterable[RawValue]) -> Iterator[RawValue]:

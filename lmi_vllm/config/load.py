@@ -39,6 +39,7 @@ from lmi_vllm.config.settings import (
 from lmi_vllm.config.unknown_names import UnknownNames
 from lmi_vllm.config.value_rules import resolve_address
 from lmi_vllm.config.variable_names import SERVING_PREFIX
+from lmi_vllm.demo import DEMO_MODEL_DIR
 from lmi_vllm.messages import Origin, OriginKind
 from lmi_vllm.sources.model_store import search_store, with_unpacked
 from lmi_vllm.sources.table import Sources
@@ -215,6 +216,7 @@ class _Load:
     ) -> None:
         """Report settings that cannot be combined."""
         check_listen(server, self.report.fail)
+        self._check_places(server)
         for feature in others:
             feature.check(server, self.sources, self.report.fail)
         report_hidden(self.model.layers, self.report)
@@ -233,6 +235,19 @@ class _Load:
                 f"({batch.origin}): the batch can never be full",
                 queue,
                 batch,
+            )
+
+    def _check_places(self, server: ServerSettings) -> None:
+        """Warn of what another setting leaves without effect, or cuts."""
+        line = self.command_line
+        if line.demo and line.model and Path(line.model) != DEMO_MODEL_DIR:
+            self.report.warn(f"--demo names no model here: {line.model_flag} {line.model} does")
+        delay, whole = server.details.lmi_shutdown_delay, server.details.shutdown_timeout
+        if 0 < server.shutdown_timeout <= server.lmi_shutdown_delay:
+            self.report.warn(
+                f"{delay.stated} leaves no time to drain: it is part of {whole.stated}",
+                delay,
+                whole,
             )
 
 

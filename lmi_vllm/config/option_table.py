@@ -19,6 +19,7 @@ from lmi_vllm.config.variable_names import (
     OPTION_PREFIX,
     OWN_PREFIX,
     PREFIXES,
+    SAGEMAKER_PREFIX,
     SERVING_PREFIX,
     bare_name,
     closest,
@@ -134,6 +135,8 @@ class OptionTable:
     def case_hint(self, variable: str, variables: Iterable[str]) -> str | None:
         """The right name of a variable in the wrong case; `variables` are those read whole."""
         upper = variable.upper()
+        if upper.startswith(SAGEMAKER_PREFIX) and not variable.startswith(SAGEMAKER_PREFIX):
+            return upper  # of vLLM's images; whether it is known is said once it is read
         if variable == upper or not upper.startswith(PREFIXES):
             return None
         if variable.startswith(PREFIXES):

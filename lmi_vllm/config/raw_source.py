@@ -15,7 +15,7 @@ class RawSource(PydanticBaseSettingsSource):
     def __init__(self, name: str, values: Iterable[RawValue]) -> None:
         super().__init__(BaseSettings)
         self.__name__ = name  # key of a source's texts in pydantic-settings
-        self._values = values
+        self.values = tuple(values)
 
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
         """Unused: `__call__` hands over all keys at once."""
@@ -23,7 +23,7 @@ class RawSource(PydanticBaseSettingsSource):
 
     def __call__(self) -> dict[str, Any]:
         """The keys, in the form that pydantic-settings merges."""
-        return {"texts": {raw.key: raw for raw in self._values}}
+        return {"texts": {raw.key: raw for raw in self.values}}
 
 
 class Reading(RawSource):

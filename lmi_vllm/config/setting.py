@@ -92,7 +92,8 @@ class Setting:
     def stated(self) -> str:
         """Name, value and place, as messages quote the setting."""
         value = str(self.shown_value).lower() if isinstance(self.value, bool) else self.shown_value
-        return f"{self.written or self.name}={value} ({self.origin})"
+        name, origin = self.written or self.name, str(self.origin)
+        return f"{name}={value}" if name == origin else f"{name}={value} ({origin})"
 
     @property
     def shown_value(self) -> object:

@@ -229,3 +229,21 @@ def test_adapters_of_tgi_are_registered(started: Started) -> None:
     assert started([], environ).model.lora_modules == {"a": "/x", "b": "/y"}
     settings = started([], {**environ, "LORA_ADAPTERS": "acme/adapter"})
     assert any("LORA_ADAPTERS" in warning for warning in settings.warnings)
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "said"),
+    [
+        ([], {"sm_vllm_max_model_len": "4"}, "sm_vllm_max_model_len has no effect"),
+        ([], {"Sm_Vllm_X": "3"}, "write SM_VLLM_X"),
+        (["--demo", "acme/x"], {}, "--demo names no model here: MODEL acme/x does"),
+        (["--demo", "--model", "acme/x"], {}, "--demo names no model here: --model acme/x does"),
+        (["--demo"], {"LMI_SHUTDOWN_DELAY": "60"}, "LMI_SHUTDOWN_DELAY=60 leaves no time to drain"),
+    ],
+)
+def test_what_has_no_effect_is_a_warning(
+    started: Started, words: list[str], environ: dict[str, str], said: str
+) -> None:
+    """Names in the wrong case, a second model, and a pause that leaves no time to drain."""
+    settings = started(["serve", *words] if words else [], environ)
+    assert any(said in warning for warning in settings.warnings), settings.warnings

@@ -4,7 +4,6 @@ They are read by the tables that `migrate` uses, so that both always say the sam
 """
 
 import argparse
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -37,8 +36,14 @@ _RESOLVER: Final = "lora_filesystem_resolver"
 _MODEL_ID: Final = f"{FILE_PREFIX}model_id"
 _LORA_MODULES: Final = f"{FILE_PREFIX}lora_modules"
 _ENABLE_LORA: Final = f"{FILE_PREFIX}enable_lora"
-VLLM_ADDRESS: Final = "http://0.0.0.0:8000"
-_VLLM_DEFAULT: Final = Origin(OriginKind.FLAG, "a default of vllm serve")
+VLLM_DEFAULT: Final = Origin(OriginKind.FLAG, "a default of vllm serve")
+# Where a setting is left out: ours listens elsewhere and takes all GPUs. Its own name for the model
+# is replaced once it is known which one is named (`model_sources`).
+_VLLM_DEFAULTS: Final = (
+    RawValue("SERVING_INFERENCE_ADDRESS", "http://0.0.0.0:8000", VLLM_DEFAULT),
+    RawValue(f"{FILE_PREFIX}tensor_parallel_size", "1", VLLM_DEFAULT),
+    RawValue(f"{FILE_PREFIX}data_parallel_size", "1", VLLM_DEFAULT),
+)
 
 
 @dataclass(slots=True)
@@ -120,12 +125,8 @@ def from_flags(
     for flag in flags:
         found.add_flag(flag, flags)
     names = {flag.name: flag for flag in flags}
-    others = found.done()
-    if is_vllm and "uds" not in names:
-        address = RawValue("SERVING_INFERENCE_ADDRESS", VLLM_ADDRESS, _VLLM_DEFAULT)
-        others = replace(others, values=(address, *others.values))
     is_tls = bool(names.keys() & {"ssl_keyfile", "ssl_certfile"})
-    return replace(others, is_tls=is_tls, defaults=_vllm_defaults(names) if is_vllm else ())
+    return replace(found.done(), is_tls=is_tls, defaults=_VLLM_DEFAULTS if is_vllm else ())
 
 
 def variables_of_flags(words: Sequence[str]) -> dict[str, str]:
@@ -133,16 +134,6 @@ def variables_of_flags(words: Sequence[str]) -> dict[str, str]:
     flags = [flag for flag in read_flags(words) if flag.name in FRONT_END and not flag.problem]
     found = [FRONT_END[flag.name](flag.text) for flag in flags]
     return {one.key: one.text for one in found if one.key is not None and one.key.isupper()}
-
-
-def _vllm_defaults(names: Mapping[str, Flag]) -> tuple[RawValue, ...]:
-    """What differs where a setting is left out: ours takes all GPUs, and has a name of its own."""
-    texts = {"tensor_parallel_size": "1", "data_parallel_size": "1"}
-    if (model := names.get("model")) is not None:
-        texts["served_model_name"] = json.dumps([model.text])
-    return tuple(
-        RawValue(f"{FILE_PREFIX}{name}", text, _VLLM_DEFAULT) for name, text in texts.items()
-    )
 
 
 def from_sagemaker(environ: Mapping[str, str], options: OptionTable) -> OtherSettings:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from lmi_vllm.config.other_servers.tgi_variables import TGI_VARIABLES
 from lmi_vllm.config.secrets import is_secret, mask_text
-from lmi_vllm.config.variable_names import closest
+from lmi_vllm.config.variable_names import SAGEMAKER_PREFIX, closest
 from lmi_vllm.config.vllm_schema import VllmArgument, coerce, load_release
 
 _REPEATED: Final = ("middleware",)  # flags that may be given several times
@@ -17,7 +17,6 @@ _SWITCHES: Final = ("bool", "flag")  # kinds without a value
 _WITHOUT_VALUE: Final = (*_SWITCHES, "bool_or_text")
 _SWITCH_WORDS: Final = ("true", "false")
 _LEVEL: Final = re.compile(r"-O=?(\w+)")
-SAGEMAKER_PREFIX: Final = "SM_VLLM_"
 
 
 @dataclass(frozen=True, slots=True)

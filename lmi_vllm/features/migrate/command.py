@@ -76,12 +76,19 @@ def run(
         return _nothing_read(arguments)
     report_defaults(migration, variables, file)
     if arguments.output:
-        Path(arguments.output).write_text(as_properties(migration.properties), encoding="utf-8")
+        _write(Path(arguments.output), as_properties(migration.properties))
     if arguments.format == "environment":
         _refuse_line_breaks(migration)
     formats = {"json": _as_json, "environment": _as_environment, "text": _as_text}
     write_answer(formats[arguments.format](migration))
     return 0 if migration.is_complete else 2
+
+
+def _write(file: Path, text: str) -> None:
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError([f"--output {file} cannot be written: {error.strerror}"]) from None
 
 
 def _server_of(

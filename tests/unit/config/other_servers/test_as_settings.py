@@ -15,7 +15,9 @@ from lmi_vllm.config.other_servers.as_settings import (
     split_words,
 )
 from lmi_vllm.config.parsers import lora_modules
+from lmi_vllm.config.setting import CommandLine
 from lmi_vllm.config.vllm_schema import VllmArgument, read_release
+from tests.support.assembled import load_settings
 from tests.unit.config.other_servers.test_vllm_flags import RECORDS
 
 OPTIONS = configuration().options
@@ -57,15 +59,46 @@ def test_tls_files_make_the_listener_speak_tls() -> None:
 
 
 def test_command_of_vllm_has_its_defaults() -> None:
-    """Its port, its model's name, one GPU: each only where nothing else is said."""
+    """Its port and one GPU: each only where nothing else is said."""
     found = from_flags(["/m", "--max-model-len", "64"], OPTIONS, is_vllm=True)
-    assert found.values[0].text == "http://0.0.0.0:8000"
     assert {raw.key: raw.text for raw in found.defaults} == {
-        "option.served_model_name": '["/m"]',
+        "SERVING_INFERENCE_ADDRESS": "http://0.0.0.0:8000",
         "option.tensor_parallel_size": "1",
         "option.data_parallel_size": "1",
     }
     assert from_flags(["/m", "--uds", "/s"], OPTIONS, is_vllm=True).values[1].text == "unix:/s"
+
+
+IN_THE_IMAGE = {"SERVING_INFERENCE_ADDRESS": "http://0.0.0.0:8080"}  # its ENV
+
+
+@pytest.mark.parametrize(
+    ("environ", "address"),
+    [
+        ({}, "http://0.0.0.0:8000"),
+        (IN_THE_IMAGE, "http://0.0.0.0:8000"),
+        ({"SERVING_INFERENCE_ADDRESS": "http://127.0.0.1:7777"}, "http://127.0.0.1:7777"),
+        ({"SM_VLLM_PORT": "9000"}, "http://0.0.0.0:9000"),
+        ({**IN_THE_IMAGE, "SM_VLLM_PORT": "9000"}, "http://0.0.0.0:9000"),
+        ({**IN_THE_IMAGE, "SM_VLLM_HOST": "127.0.0.1"}, "http://127.0.0.1:8000"),
+        ({**IN_THE_IMAGE, "SAGEMAKER_BIND_TO_PORT": "9001"}, "http://0.0.0.0:9001"),
+    ],
+)
+def test_default_address_is_for_servers_without_one(
+    environ: dict[str, str], address: str, tmp_path: Path
+) -> None:
+    """What the user sets stays: a server on loopback was opened to every network."""
+    line = CommandLine(vllm=from_flags([], OPTIONS, is_vllm=True), model_store=str(tmp_path))
+    assert load_settings(environ, line).server.inference_address == address
+
+
+@pytest.mark.parametrize("name", ["SM_VLLM_MODEL", "HF_MODEL_ID", "OPTION_MODEL_ID"])
+def test_model_of_a_variable_has_its_own_name_too(name: str, tmp_path: Path) -> None:
+    """As `vllm serve` names it; elsewhere it is `lmi`."""
+    line = CommandLine(vllm=from_flags([], OPTIONS, is_vllm=True), model_store=str(tmp_path))
+    assert load_settings({name: "acme/x"}, line).model.served_model_name == ["acme/x"]
+    environ = {name: "acme/x", "OPTION_SERVED_MODEL_NAME": "mine"}
+    assert load_settings(environ, line).model.served_model_name == ["mine"]
 
 
 @pytest.mark.parametrize("record", sorted(RECORDS.glob("*.json")), ids=lambda path: path.stem)

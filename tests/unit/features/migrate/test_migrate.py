@@ -10,6 +10,7 @@ import pytest
 
 from lmi_vllm.config.other_servers.tgi_variables import TGI_VARIABLES
 from lmi_vllm.config.properties import parse_properties
+from lmi_vllm.errors import ConfigurationError
 from lmi_vllm.features.migrate import command as migrate
 from lmi_vllm.features.migrate.environment_files import read_environment
 from lmi_vllm.features.migrate.migration import as_properties, as_variables, migrate_lmi
@@ -293,6 +294,15 @@ def test_output_is_a_file_that_reads_back_the_same(tmp_path: Path, migrated: Mig
     assert settings.model.hf_overrides == {"a": "b\\nc"}
     assert settings.model.chat_template == " {{ x }}\n= y"
     assert target.read_text() == as_properties(document["properties"])
+
+
+@pytest.mark.parametrize("place", ["", "missing/file.properties"])
+def test_output_that_cannot_be_written_is_one_line(
+    tmp_path: Path, migrated: Migrate, place: str
+) -> None:
+    """A folder, and a file in none: both ended in a traceback."""
+    with pytest.raises(ConfigurationError, match=f"--output {tmp_path}.* cannot be written: "):
+        migrated({}, "--output", str(tmp_path / place), "--", "acme/x")
 
 
 def test_text_report_names_all_three_outcomes(capsys: pytest.CaptureFixture[str]) -> None:
