@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from lmi_vllm.errors import AdapterRefusedError
+from lmi_vllm.errors import AdapterRefusedError, BadParameterError
 from lmi_vllm.hooks import NO_HOOKS, Hooks
 from lmi_vllm.messages import AdapterRef
 
@@ -17,7 +17,8 @@ class Adapter:
     `ref` is set while its weights are loaded. `hooks` are those of its own model.py. `options` are
     the other parameters of its registration, which the server keeps and does not use. An adapter of
     the model directory is `is_local`: the next start registers it again. With `is_from_store` an
-    feature registered it because a request named it, and has checked `path`.
+    feature registered it because a request named it, and has checked `path`. `version`
+    identifies the files that were read.
     """
 
     name: str
@@ -27,11 +28,26 @@ class Adapter:
     options: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     is_local: bool = False
     is_from_store: bool = False
-    # Identifies one registration of one name; an update keeps it.
+    # Identifies one registration of one name; an update keeps it unless it reads changed files.
     revision: str = field(default_factory=lambda: uuid.uuid4().hex, compare=False)
     path: str = ""
+    version: str = field(default="", compare=False)
     ref: AdapterRef | None = None
     hooks: Hooks = NO_HOOKS
+
+    def check_name(self) -> None:
+        """Check that every way to name it in a request can carry its name.
+
+        HTTP strips a header's value: it would name another adapter, or the base model.
+
+        Raises:
+            BadParameterError: the name begins or ends with white space.
+        """
+        if self.name != self.name.strip():
+            raise BadParameterError(
+                f"name: {self.name!r:.200} begins or ends with white space, which a header that "
+                "names the adapter cannot carry"
+            )
 
     def check_flags(self) -> None:
         """Check that the flags can be combined.
@@ -44,6 +60,10 @@ class Adapter:
                 f"Adapter {self.name}: pin=true needs preload=true; it is impossible to pin an "
                 "adapter that is not loaded"
             )
+
+    def as_read_again(self) -> "Adapter":
+        """Return a copy that is not loaded, for files that have changed."""
+        return replace(self, ref=None, revision=uuid.uuid4().hex)
 
     def updated(self, wanted: "Adapter") -> "Adapter":
         """Return a copy with the preload, pin and options of `wanted`.

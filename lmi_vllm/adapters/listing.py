@@ -5,7 +5,7 @@ can be ten thousand times as large. What is no adapter is refused before anythin
 """
 
 from collections.abc import Collection, Mapping
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Final
 
 from lmi_vllm.checks.adapter_config import (
@@ -53,23 +53,34 @@ def adapter_files(sizes: Mapping[str, int], source: str) -> Collection[str]:
 
 
 def adapter_folder(names: Collection[str], source: str) -> str:
-    """Return the only folder with an adapter among the names of files, "" or with a final slash.
+    """Return the folder of the adapter nearest to the root, "" or with a final slash.
+
+    Below it lie a training run's checkpoints.
 
     Raises:
-        DownloadError: there is none, or there are several.
+        DownloadError: there is none, or there are several as near.
     """
     if CONFIG in names:
         return ""
     found = sorted(name.removesuffix(CONFIG) for name in names if name.endswith(f"/{CONFIG}"))
     if not found:
         raise DownloadError(f"{source} has no {CONFIG}: it is not a LoRA adapter")
+    nearest = min(name.count("/") for name in found)
+    found = [name for name in found if name.count("/") == nearest]
     if len(found) > 1:
         more = f" and {len(found) - _SHOWN} more" * (len(found) > _SHOWN)
         raise DownloadError(
             f"{source} has no {CONFIG} itself and several adapters below it: "
-            f"{', '.join(found[:_SHOWN])}{more}; name one of them"
+            f"{', '.join(found[:_SHOWN])}{more}; {_advice(source)}"
         )
     return found[0]
+
+
+def _advice(source: str) -> str:
+    if is_archive(source):
+        return "pack one of them alone"
+    is_below_a_place = "://" in source or Path(source).exists()
+    return "name one of them" if is_below_a_place else "put one of them in a repository of its own"
 
 
 def _is_taken(name: str, size: int, has_code: bool) -> bool:

@@ -13,6 +13,7 @@ from weakref import WeakValueDictionary
 from lmi_vllm.adapters import source_threads
 from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.adapters.source_threads import SourceThreads
+from lmi_vllm.adapters.versions import version_of
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import AdapterRefusedError
 from lmi_vllm.hooks import NO_HOOKS, Hooks
@@ -92,12 +93,30 @@ class AdapterLoads:
         path = adapter.path if adapter.is_from_store else await self._resolved(adapter)
         adapter = replace(adapter, path=path)
         try:
+            # Before the files are read: a change meanwhile counts as one that comes later.
+            adapter = replace(adapter, version=await asyncio.to_thread(version_of, path))
             hooks = await self._load_code(adapter.name, path, adapter.options)
             adapter = replace(adapter, hooks=hooks)
             return await self.load(adapter, replaced) if adapter.preload else adapter
         except BaseException:
             await self.forget_files(adapter)
             raise
+
+    async def has_new_files(self, adapter: Adapter) -> bool:
+        """Whether the source, fetched again, has other files than those that were read.
+
+        A store that finds adapters on demand compares them itself.
+
+        Raises:
+            AdapterRefusedError: the source is not usable any more.
+        """
+        if adapter.is_from_store:
+            return False
+        path = await self._resolved(adapter)
+        try:
+            return await asyncio.to_thread(version_of, path) != adapter.version
+        finally:
+            await asyncio.to_thread(self._release, adapter.src)
 
     async def forget_files(self, adapter: Adapter) -> None:
         """Forget the adapter's code, and drop what was fetched for it alone."""

@@ -223,9 +223,11 @@ class AdapterRegistry:
 
         Raises:
             AdapterConflictError: the name is taken, or the source of a kind never loaded.
+            BadParameterError: the name begins or ends with white space.
             AdapterRefusedError: its source or weights are not usable.
         """
         self.check_enabled()
+        adapter.check_name()
         shown = alias or adapter.name
         async with self._changing(adapter.name):
             if adapter.name in self._adapters:
@@ -256,6 +258,7 @@ class AdapterRegistry:
             AdapterRefusedError: the new weights cannot be loaded; the old ones stay.
         """
         self.check_enabled()
+        adapter.check_name()
         name = adapter.name
         async with self._changing(name):
             is_new = is_in_place and name not in self
@@ -273,11 +276,18 @@ class AdapterRegistry:
 
     @shielded
     async def update(
-        self, name: str, change: Change, timeout_seconds: float, alias: str | None = None
+        self,
+        name: str,
+        change: Change,
+        timeout_seconds: float,
+        alias: str | None = None,
+        *,
+        reads_again: bool = False,
     ) -> None:
         """Change preload, pin and options of an adapter; on failure the old entry stays.
 
-        `change` gets the entry when its turn has come: calls before it may have changed it.
+        `change` gets the entry when its turn has come: calls before it may have changed it. With
+        `reads_again` files that have changed replace the old ones, as in `replace`.
 
         Raises:
             ResourceNotFoundError: no adapter of that name.
@@ -285,10 +295,14 @@ class AdapterRegistry:
         """
         self.check_enabled()
         dropped: AdapterRef | None = None
+        outdated: Adapter | None = None
         async with self._changing(name):
             current = self.describe(name, alias)
             wanted = current.updated(change(current))
-            if wanted.preload and (wanted.ref is None or wanted.pin):
+            if reads_again and await self._loads.has_new_files(current):
+                wanted = await self._loads.prepare(wanted.as_read_again(), current.ref)
+                outdated, dropped = current, current.ref
+            elif wanted.preload and (wanted.ref is None or wanted.pin):
                 wanted = await self._loads.load(wanted)
             elif not wanted.preload and current.preload:
                 wanted, dropped = replace(wanted, ref=None), current.ref
@@ -296,6 +310,8 @@ class AdapterRegistry:
         # New requests load it again: they need not wait for the running ones.
         await self._publish(timeout_seconds)
         await self._loads.unload(dropped, timeout_seconds)
+        if outdated is not None:
+            await self._loads.forget_files(outdated)
         await self._changed(name)
 
     @shielded

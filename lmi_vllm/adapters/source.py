@@ -308,10 +308,10 @@ def _exists(path: Path, src: str) -> bool:
 
 
 def _adapter_folder(folder: Path, src: str) -> Path:
-    """Return the folder, or the only one below it with an adapter: archives often contain folders.
+    """Return the folder, or the nearest one below it with an adapter: archives contain folders.
 
     Raises:
-        AdapterRefusedError: there are several.
+        AdapterRefusedError: there are several as near.
     """
     if (folder / CONFIG).exists() or not folder.is_dir():
         return folder

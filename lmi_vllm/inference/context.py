@@ -31,6 +31,10 @@ ADAPTER_HEADER: Final = "x-amzn-sagemaker-adapter-identifier"
 ADAPTER_ALIAS_HEADER: Final = "x-amzn-sagemaker-adapter-alias"
 ANY_MODEL: Final = ("tgi", "dummy")  # that clients of TGI send as `model`
 _LENGTHS_DIFFER: Final = "Number of adapters is not equal to the number of inputs"
+_ONE_ADAPTER: Final = (
+    "adapters: a list of several adapters goes with a list in `inputs`; a request with `prompt`, "
+    "`messages` or `input` has one adapter for all of it"
+)
 _TIME_LIMIT: Final = "predict_timeout"
 
 
@@ -217,7 +221,7 @@ class RequestContext:
             PayloadError: there is one for each prompt.
         """
         if len(self.adapters) > 1:
-            raise PayloadError(_LENGTHS_DIFFER)
+            raise PayloadError(_ONE_ADAPTER)
         return self.adapters[0]
 
     @property
@@ -335,6 +339,8 @@ def _names(
     given, inputs = chosen[0], payload.get("inputs")
     if isinstance(given, list) and given and isinstance(inputs, list):
         return _listed_names(given, len(inputs))
+    if isinstance(given, list) and len(given) > 1:
+        raise PayloadError(_LENGTHS_DIFFER if "inputs" in payload else _ONE_ADAPTER)
     return [_single_name(given)]
 
 
@@ -360,8 +366,6 @@ def _listed_names(given: list[Any], prompts: int) -> list[str | None]:
 
 def _single_name(given: object) -> str | None:
     if isinstance(given, list):
-        if len(given) > 1:
-            raise PayloadError(_LENGTHS_DIFFER)
         given = given[0] if given else None
     if given is not None and not isinstance(given, str):
         raise PayloadError("adapters: expected a name or a list of names")

@@ -159,6 +159,25 @@ async def test_list_of_adapters_belongs_to_a_list_of_inputs(
 @pytest.mark.parametrize(
     ("path", "body", "status"),
     [
+        ("/v1/completions", {"prompt": ["x", "y"]}, 400),
+        ("/invocations", {"prompt": ["x", "y"]}, 424),
+        ("/v1/completions", {"prompt": "x", "inputs": ["x", "y"]}, 400),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}, 400),
+    ],
+)
+async def test_list_of_adapters_without_inputs_is_refused_with_its_reason(
+    lora: TestClient, path: str, body: dict[str, Any], status: int
+) -> None:
+    """OpenAI's requests have one adapter; their number of prompts is not the fault."""
+    await register(lora, "a")
+    given, answer = await call(lora, "POST", path, json={**body, "adapters": ["a", ""]})
+    assert given == status
+    assert "a list of several adapters goes with a list in `inputs`" in str(answer["error"])
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
         ("/invocations", {"inputs": "x", "adapters": "xx"}, 424),
         ("/invocations?adapter=xx", {"inputs": "x"}, 424),
         ("/v1/completions", {"prompt": "x", "adapters": "xx"}, 404),

@@ -58,7 +58,7 @@ class Operation:
 
 QUERY_PARAMETERS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
     {
-        "limit": {"schema": {"type": "integer"}, "description": "Entries on a page, at most 100."},
+        "limit": {"schema": {"type": "integer"}, "description": "Entries on a page, 1 to 100."},
         "next_page_token": {
             "schema": {"type": "integer", "minimum": 0, "maximum": 1000000},
             "description": "Where the page begins: `nextPageToken` of the one before.",

@@ -93,7 +93,7 @@ async def adapter_action(request: web.Request) -> web.Response:
     registry.describe(name, alias)  # an unknown name is refused before its arguments
     given = _with_flags(await given_arguments(request, ADAPTER_FIELDS))
     seconds = request.app[SERVICE].profile.predict_timeout
-    await registry.update(name, partial(_updated, given), seconds, alias)
+    await registry.update(name, partial(_updated, given), seconds, alias, reads_again=True)
     return await _changed(registry, name, given, f"{alias or name} updated")
 
 

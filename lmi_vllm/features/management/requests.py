@@ -60,14 +60,16 @@ def _page_of(numbers: Sequence[int], query: Mapping[str, str]) -> tuple[int, int
     A token is the number of the last item before the page.
 
     Raises:
-        BadParameterError: they are no numbers.
+        BadParameterError: they are no numbers, or no page has an entry.
     """
     try:
         limit = int(query.get("limit", PAGE_SIZE))
         before = max(0, int(query.get("next_page_token", 0)))
     except ValueError:
         raise BadParameterError("limit and next_page_token must be whole numbers") from None
-    if not 0 <= limit <= PAGE_SIZE:
+    if limit == 0:
+        raise BadParameterError("limit must be at least 1: pages of 0 entries have no end")
+    if not 0 < limit <= PAGE_SIZE:
         limit = PAGE_SIZE
     first = bisect_right(numbers, before)
     end = min(first + limit, len(numbers))

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -88,6 +89,61 @@ async def test_pin_keeps_the_load() -> None:
     await registry.update("a", lambda one: replace(one, pin=True), 1)
     after = engine.adapters["a"]
     assert (after.engine_id, before.pinned, after.pinned) == (before.engine_id, False, True)
+
+
+async def test_update_that_reads_again_leaves_running_requests_their_weights(
+    tmp_path: Path,
+) -> None:
+    """New files are a new load and a new revision, which other replicas load, too."""
+    engine = ScriptedEngine()
+    registry = registry_over(engine)
+    weights = tmp_path / "adapter_model.safetensors"
+    weights.write_bytes(b"1")
+    await registry.register(Adapter("a", str(tmp_path)))
+    old = registry.describe("a")
+    async with registry.hold("a") as held:
+        weights.write_bytes(b"2")
+        call = asyncio.create_task(registry.update("a", lambda one: one, 30, reads_again=True))
+        while registry.describe("a").ref == old.ref:  # noqa: ASYNC110 (no event says so)
+            await asyncio.sleep(0.01)
+        assert not call.done()
+        assert held.ref == old.ref
+    await call
+    new = registry.describe("a")
+    assert new.ref == engine.adapters["a"]
+    assert new.revision != old.revision
+    await registry.update("a", lambda one: one, 1, reads_again=True)
+    assert registry.describe("a") is new or registry.describe("a").ref == new.ref
+
+
+async def test_update_to_files_that_are_refused_keeps_the_old_weights(tmp_path: Path) -> None:
+    """The entry stays as it was, and so do the weights."""
+    engine = ScriptedEngine()
+    registry = registry_over(engine)
+    await registry.register(Adapter("a", str(tmp_path)))
+    before = registry.describe("a")
+    (tmp_path / "adapter_config.json").write_text("?")
+    engine.refused_adapters = {"a": "broken"}
+    with pytest.raises(AdapterRefusedError, match="broken"):
+        await registry.update("a", lambda one: one, 1, reads_again=True)
+    assert registry.describe("a") == before
+    assert engine.adapters["a"] == before.ref
+
+
+async def test_update_of_code_reads_its_folders_too(tmp_path: Path) -> None:
+    """What `model.py` imports counts; what Python compiles beside it does not."""
+    registry = registry_over(ScriptedEngine())
+    for folder in ("helpers", "__pycache__"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "model.py").write_text("")
+    await registry.register(Adapter("a", str(tmp_path), preload=False))
+    before = registry.describe("a").revision
+    (tmp_path / "__pycache__" / "x.pyc").write_text("")
+    await registry.update("a", lambda one: one, 1, reads_again=True)
+    assert registry.describe("a").revision == before
+    (tmp_path / "helpers" / "x.py").write_text("")
+    await registry.update("a", lambda one: one, 1, reads_again=True)
+    assert registry.describe("a").revision != before
 
 
 async def test_unregister_is_bounded_by_its_timeout() -> None:

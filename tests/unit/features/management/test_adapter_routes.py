@@ -1,6 +1,7 @@
 """LMI's adapter API over HTTP: bodies, codes, order of checks, selection."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -202,7 +203,7 @@ async def test_null_is_a_flag_left_out(lora: TestClient) -> None:
 
 
 async def test_list_is_paged_in_registration_order(lora: TestClient) -> None:
-    """Pages follow each other by offset; a limit outside 0..100 means 100."""
+    """Pages follow each other by offset; a limit outside 1..100 means 100, but 0 is refused."""
     names = [f"a{number}" for number in (3, 1, 2, 5, 4)]
     for name in names:
         await register(lora, name)
@@ -216,6 +217,43 @@ async def test_list_is_paged_in_registration_order(lora: TestClient) -> None:
     assert await page("limit=2&next_page_token=4") == (names[4:], None)
     assert await page("limit=-1") == (names, None)
     assert await page("limit=101") == (names, None)
+    status, body = await call(lora, "GET", "/adapters?limit=0")  # a client would ask for ever
+    assert (status, "limit must be at least 1" in body["message"]) == (400, True)
+
+
+@pytest.mark.parametrize("name", [" a", "a ", "  ", "\ta", "a\u00a0", "\u3000a", "a\n"])
+async def test_name_that_a_header_cannot_carry_is_refused(
+    lora: TestClient, engine: ScriptedEngine, name: str
+) -> None:
+    """HTTP strips a header's value: another adapter, or the base model, would answer."""
+    await register(lora, "a")
+    status, body = await call(lora, "POST", "/adapters", json={"name": name, "src": "/b"})
+    assert (status, "begins or ends with white space" in body["message"]) == (400, True)
+    for more in ({}, {"load_inplace": True}):
+        given = {"lora_name": name, "lora_path": "/b", **more}
+        status, body = await call(lora, "POST", "/v1/load_lora_adapter", json=given)
+        assert status == 400
+        assert "begins or ends with white space" in body["error"]["message"]
+    assert set(engine.adapters) == {"a"}
+
+
+async def test_update_serves_files_that_have_changed(
+    lora: TestClient, engine: ScriptedEngine, tmp_path: Path
+) -> None:
+    """It said "updated" and served the old weights; files that are the same stay loaded."""
+    weights = tmp_path / "adapter_model.safetensors"
+    weights.write_bytes(b"1")
+    await call(lora, "POST", "/adapters", json={"name": "a", "src": str(tmp_path)})
+    first = engine.adapters["a"].engine_id
+    update = f"/adapters/a/update?src={tmp_path}&preload=true"
+    assert (await call(lora, "POST", update))[0] == 200
+    assert engine.adapters["a"].engine_id == first
+    for query in ("&pin=false", "&pin=true"):
+        weights.write_bytes(b"2")
+        assert (await call(lora, "POST", update + query))[0] == 200
+        assert engine.adapters["a"].engine_id > first
+        first = engine.adapters["a"].engine_id
+    assert engine.adapters["a"].pinned
 
 
 async def test_failed_registration_leaves_nothing(lora: TestClient, engine: ScriptedEngine) -> None:

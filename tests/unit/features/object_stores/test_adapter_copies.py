@@ -61,7 +61,7 @@ def test_only_the_adapter_is_fetched(empty_store: S3Server, environ: Mapping[str
 @pytest.mark.parametrize(
     ("files", "reason"),
     [
-        (STATES | {"checkpoint-20/adapter_config.json": b"{}"}, "several adapters below it"),
+        (STATES | {"checkpoint-20/adapter_config.json": b"{}"}, "below it: .*; name one of them"),
         ({"model.safetensors": b"x", "config.json": b"{}"}, "no adapter_config.json"),
         ({"adapter_config.json": b"{}", "optimizer.pt": b"x"}, "its weights are missing"),
         ({**FILES, "adapter_config.json": bytes(3 << 20)}, "too many"),
@@ -84,6 +84,17 @@ def test_only_adapter_in_a_folder_is_found(
     files = {f"final/{name}": body for name, body in FILES.items()}
     url = put(empty_store, "out/", {**files, "README.md": b"#"})
     assert (Path(AdapterSources(environ).resolve(url)) / "adapter_config.json").is_file()
+
+
+def test_adapter_nearest_to_the_place_is_fetched(
+    empty_store: S3Server, environ: Mapping[str, str]
+) -> None:
+    """A trainer's output has its checkpoints below it."""
+    depths = ("out/", "out/checkpoint-10/", "out/checkpoint-20/")
+    files = {depth + name: body for depth in depths for name, body in FILES.items()}
+    url = put(empty_store, "run/", files)
+    folder = Path(AdapterSources(environ).resolve(url))
+    assert len(list(folder.parent.rglob("adapter_model.safetensors"))) == 1
 
 
 async def test_copy_goes_with_its_last_adapter(

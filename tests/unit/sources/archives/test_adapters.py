@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from lmi_vllm.adapters import source
+from lmi_vllm.adapters.versions import version_of
 from lmi_vllm.errors import AdapterRefusedError
 from lmi_vllm.server.adapter_start import adapter_policy
 from tests.support.adapter_files import copy_adapter
@@ -59,6 +60,33 @@ def test_archive_may_have_folders_beside_the_adapters(
     archive.write_bytes(gzip.decompress(data) if name.endswith(".tar") else data)
     folder = Path(resolve(archive, SERVING_DOWNLOAD_DIR=str(tmp_path / "cache")))
     assert folder.parts[-2:] == ("run", "fr")
+
+
+def test_trainers_output_is_its_final_adapter(adapter: Path, tmp_path: Path) -> None:
+    """`tar czf out.tgz out`: the checkpoints below the adapter are not meant."""
+    for name in ("checkpoint-10", "checkpoint-20"):
+        copy_adapter(adapter / name)
+    archive = packed(adapter, tmp_path / "out.tgz", "out")
+    assert Path(resolve(archive, SERVING_DOWNLOAD_DIR=str(tmp_path / "cache"))).name == "out"
+
+
+def test_two_adapters_in_an_archive_are_refused_with_advice(adapter: Path, tmp_path: Path) -> None:
+    """No source names a folder inside an archive."""
+    for name in ("a", "b"):
+        copy_adapter(tmp_path / "run" / name, adapter)
+    archive = packed(tmp_path / "run", tmp_path / "run.tgz", "run")
+    with pytest.raises(AdapterRefusedError, match=r"run/a/, run/b/; pack one of them alone"):
+        resolve(archive, SERVING_DOWNLOAD_DIR=str(tmp_path / "cache"))
+
+
+def test_update_of_an_archive_finds_what_was_packed_again(adapter: Path, tmp_path: Path) -> None:
+    """Its content has another folder then, and so another version."""
+    cache = str(tmp_path / "cache")
+    archive = packed(adapter, tmp_path / "fr.tgz", "fr")
+    first = version_of(resolve(archive, SERVING_DOWNLOAD_DIR=cache))
+    assert version_of(resolve(archive, SERVING_DOWNLOAD_DIR=cache)) == first
+    packed(adapter, archive, "other")
+    assert version_of(resolve(archive, SERVING_DOWNLOAD_DIR=cache)) != first
 
 
 def test_archive_of_another_kind_is_named(tmp_path: Path) -> None:
