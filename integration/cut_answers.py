@@ -82,6 +82,44 @@ def test_cut_response_is_incomplete_in_both_forms(tgi_server: RunningServer) -> 
     assert "response.completed" not in {row["type"] for row in rows}
 
 
+FREE = {"name": "look"}
+CALLS: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {
+        "messages": USER, "max_tokens": 60, "tool_choice": "look",
+        "tools": [{"type": "function", "function": FREE}],
+    },
+    "/v1/responses": {
+        "input": "x", "max_output_tokens": 60, "tool_choice": "required",
+        "tools": [{"type": "function", **FREE, "parameters": {}}],
+    },
+    "/v1/messages": {
+        "model": "lmi", "messages": USER, "max_tokens": 60, "tool_choice": {"type": "any"},
+        "tools": [{**FREE, "input_schema": {}}],
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", CALLS)
+def test_arguments_without_a_schema_are_an_object(tgi_server: RunningServer, path: str) -> None:
+    """Whole and streamed; the model's own choice were `false`."""
+    asked = {**CALLS[path], "temperature": 0}
+    answer = call(tgi_server.url, path, asked).json()
+    rows = rows_of(tgi_server, path, asked)
+    if path == "/v1/responses":
+        whole = answer["output"][0]["arguments"]
+        parts = [row["delta"] for row in rows if row["type"].endswith("arguments.delta")]
+    elif path == "/v1/messages":
+        whole = json.dumps(answer["content"][0]["input"])
+        deltas = [row["delta"] for row in rows if row["type"] == "content_block_delta"]
+        parts = [delta.get("partial_json", "") for delta in deltas]
+    else:
+        whole = answer["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"]
+        calls = [row["choices"][0]["delta"].get("tool_calls") for row in rows if row["choices"]]
+        parts = [one["function"].get("arguments") or "" for some in calls for one in some or ()]
+    assert whole.startswith("{")
+    assert "".join(parts).startswith("{")
+
+
 CHAT = {"messages": USER}
 DEAD_ENDS = {
     "completions": ("/v1/completions", {"prompt": "x"}, "max_tokens", 400),

@@ -132,6 +132,16 @@ def test_adapter_id_answers_with_the_adapter(url: str) -> None:
         InferenceClient(model=url).text_generation("x", adapter_id="nobody", details=True)
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/invocations"])
+@pytest.mark.parametrize("kind", ["json", "json_object", "regex"])
+def test_formats_of_tgi_s_clients_bind_a_chat(url: str, path: str, kind: str) -> None:
+    """A schema beside `json_object` is what huggingface_hub's types have."""
+    value = "true|false" if kind == "regex" else {"type": "boolean"}
+    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 8}
+    answer = call(url, path, {**body, "response_format": {"type": kind, "value": value}})
+    assert answer.json()["choices"][0]["message"]["content"] in ("true", "false")
+
+
 def test_tokenize_is_tgi_s_with_inputs_and_vllm_s_with_prompt(url: str) -> None:
     """TGI's tokens cover the text character by character; vLLM's object stays reachable."""
     text = "Die Straße, naïve 🌍 end"

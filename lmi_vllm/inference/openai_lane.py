@@ -9,6 +9,7 @@ import orjson
 from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.inference.context import RequestContext, Runtime
 from lmi_vllm.inference.request.body import check_limits, sequence_count
+from lmi_vllm.inference.request.tgi import with_openai_format
 from lmi_vllm.inference.response.openai_events import (
     RESPONSES,
     V1_EVENTS,
@@ -40,7 +41,7 @@ async def ask_openai(
     check_limits(payload, context.runtime.profile.limits)
     if kind != RESPONSES:  # its list of inputs is one conversation
         context.take_slots("prompts", sequence_count(payload))
-    body = dict(payload)
+    body = with_openai_format(dict(payload), is_tgi=context.runtime.profile.tgi_compat)
     body.pop("adapters", None)
     ref = None if context.adapter is None else context.adapter.ref
     if model := context.base_name if ref is None else ref.name:

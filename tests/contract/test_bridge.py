@@ -17,6 +17,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import request_response
 
 from lmi_vllm.engine.base import Engine, HttpApplication
+from lmi_vllm.engine.vllm.workarounds import request_bodies
 from lmi_vllm.engine.vllm.workarounds.text_lengths import SHORT, TextLengths
 from lmi_vllm.errors import Dialect, RequestError
 from lmi_vllm.messages import AdapterRef, HttpCall, OpenAICall, OpenAIReply, RouteKind
@@ -147,6 +148,57 @@ def test_conversation_is_read_up_to_its_first_wrong_items(
         run(application.call(http_call("/v1/responses", asked)))
     reply = run(application.call(http_call("/v1/responses", {**asked, "input": items})))
     assert reply.status == 200
+
+
+TOOL = {"type": "function", "name": "look", "parameters": {"type": "object", "properties": {}}}
+FORCED: dict[str, tuple[Any, str]] = {
+    "required": ("required", '"required"'),
+    "by name": ({"type": "function", "name": "look"}, 'function "look"'),
+    "one of some": (
+        {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function"}]},
+        '"required"',
+    ),
+}
+ASKED = {"model": "lmi", "input": "x", "tools": [TOOL], "max_output_tokens": 2}
+
+
+@pytest.mark.parametrize("is_stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize(("choice", "shown"), FORCED.values(), ids=FORCED)
+def test_response_with_a_forced_call_needs_a_parser(
+    run: LoopThread, application: HttpApplication, choice: Any, shown: str, is_stream: bool
+) -> None:
+    """It is refused in the words of chats; a response that only may have a call is answered."""
+    asked = {**ASKED, "tool_choice": choice, "stream": is_stream}
+    with pytest.raises(RequestError) as refused:
+        run(application.call(http_call("/v1/responses", asked)))
+    assert str(refused.value) == f"tool_choice={shown} requires --tool-call-parser to be set"
+    free = {**ASKED, "tool_choice": "auto"}
+    assert run(application.call(http_call("/v1/responses", free))).status == 200
+
+
+def test_plain_vllm_answers_a_forced_call_with_text(
+    run: LoopThread, application: HttpApplication, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`request_bodies.py`: without our check."""
+    monkeypatch.setattr(request_bodies, "_reads_calls", lambda _: True)
+    asked = {**ASKED, "tool_choice": "required"}
+    reply = run(application.call(http_call("/v1/responses", asked)))
+    assert reply.status == 200
+    assert [item["type"] for item in json.loads(reply.body)["output"]] == ["message"]
+
+
+def test_schema_of_tgi_s_form_is_not_dropped_in_a_batch(
+    run: LoopThread, application: HttpApplication
+) -> None:
+    """The other routes read it."""
+    asked = {"model": "lmi", "messages": [[{"role": "user", "content": "x"}]]}
+    wanted = {"type": "json_object", "value": {"type": "boolean"}}
+    with pytest.raises(RequestError, match=r"^response_format\.value is not read here"):
+        run(
+            application.call(
+                http_call("/v1/chat/completions/batch", {**asked, "response_format": wanted})
+            )
+        )
 
 
 def test_background_response_keeps_its_request_slot(

@@ -47,6 +47,8 @@ def test_text_with_bos_has_one_or_two(
     ]
     monkeypatch.setattr(guard, "starts", PromptStarts(tokenizer, leaves_one=True))
     assert counted(run, vllm_engine, TEXT + rest) == [one, one]
+    tokens = run(vllm_engine.tokenize(TEXT + rest, add_special_tokens=True))
+    assert [token.id for token in tokens] == tokenizer.encode(TEXT + rest, add_special_tokens=False)
     plain = TEXT.removeprefix("<s>") + rest
     assert counted(run, vllm_engine, plain) == [len(tokenizer.encode(plain))] * 2
 

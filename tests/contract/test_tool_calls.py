@@ -1,6 +1,7 @@
 """Calls of tools: a cut answer is the same in both forms, and forced calls are bound."""
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -138,9 +139,9 @@ def schema_of(kind: Any, tokenizer: Any, request: Any) -> Any:
     return json.dumps(tag["format"])
 
 
-def requests(strict: bool | None) -> list[Any]:
+def requests(strict: bool | None, schema: dict[str, Any] | None = SCHEMA) -> list[Any]:
     """Return requests with a forced call: chats and a response."""
-    function = {"name": "look", "parameters": SCHEMA, "strict": strict}
+    function = {"name": "look", "parameters": schema, "strict": strict}
     tools, named = [{"type": "function", "function": function}], {"name": "look"}
     return [
         ChatCompletionRequest(messages=USER, tools=tools, tool_choice="required"),
@@ -163,6 +164,44 @@ def test_arguments_of_a_forced_call_are_bound(tokenizer: Any) -> None:
             assert [tool.model_dump() for tool in request.tools] == before
     for request in requests(strict=False):
         assert '"enum"' not in schema_of(kind, tokenizer, request)
+        assert '{"type": "object"}' in schema_of(kind, tokenizer, request)
+
+
+@pytest.mark.parametrize("strict", [None, True, False])
+@pytest.mark.parametrize("schema", [None, {}, {"title": "x"}])
+@pytest.mark.parametrize("name", ["hermes", "longcat", "qwen3_coder"])
+def test_arguments_without_a_schema_are_an_object(
+    tokenizer: Any, name: str, schema: dict[str, Any] | None, strict: bool | None
+) -> None:
+    """Of chats (and so of messages), and of responses: `false` is none."""
+    kind = limited(ParserManager.get_parser(name, enable_auto_tools=True), Alarm())
+    for request in requests(strict, schema):
+        assert "false" not in [json.dumps(one) for one in schemas_of(kind, tokenizer, request)]
+        assert all(one.get("type") == "object" for one in schemas_of(kind, tokenizer, request))
+
+
+def schemas_of(kind: Any, tokenizer: Any, request: Any) -> list[Any]:
+    """Return the schemas of arguments in what binds a forced call, by a tag or by a JSON schema."""
+    adjusted = kind(tokenizer, request.tools).adjust_request(request)
+    bound = adjusted.extract_structured_outputs()
+    if bound.structural_tag is None:
+        schema = bound.json if isinstance(bound.json, dict) else json.loads(bound.json)
+        if "items" in schema:
+            return [one["properties"]["parameters"] for one in schema["items"]["anyOf"]]
+        return [schema]
+    return list(found_schemas(json.loads(bound.structural_tag)))
+
+
+def found_schemas(node: Any) -> Iterator[Any]:
+    """Yield what any part of a structural tag has as `json_schema`."""
+    if isinstance(node, dict):
+        if "json_schema" in node:
+            yield node["json_schema"]
+        for part in node.values():
+            yield from found_schemas(part)
+    elif isinstance(node, list):
+        for part in node:
+            yield from found_schemas(part)
 
 
 def test_plain_vllm_binds_no_arguments_of_a_forced_call(tokenizer: Any) -> None:

@@ -42,7 +42,7 @@ from lmi_vllm.engine.vllm.names import (
 from lmi_vllm.engine.vllm.openai import VllmOpenAI
 from lmi_vllm.engine.vllm.processes import in_own_thread, worker_ends
 from lmi_vllm.engine.vllm.start import ERRORS, start_vllm
-from lmi_vllm.engine.vllm.workarounds.text_lengths import guard_lengths
+from lmi_vllm.engine.vllm.workarounds.text_lengths import TextLengths, guard_lengths
 from lmi_vllm.errors import EngineDeadError, LmiError
 from lmi_vllm.messages import (
     AdapterRef,
@@ -169,7 +169,9 @@ class VllmClient:
 
     async def tokenize(self, text: str, *, add_special_tokens: bool) -> Sequence[PromptToken]:
         """Return the tokens of `text`; see `Engine.tokenize`."""
-        return await self._tokenizer.tokenize(text, add_special_tokens=add_special_tokens)
+        guard: TextLengths = self._llm.renderer.tokenize_prompt_async
+        adds = add_special_tokens and guard.starts.adds_special(text)
+        return await self._tokenizer.tokenize(text, add_special_tokens=adds)
 
     def answer_openai(
         self, call: OpenAICall, direct: DirectEvents | None = None

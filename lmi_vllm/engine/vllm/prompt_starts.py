@@ -41,6 +41,10 @@ class PromptStarts:
             )
         return prompt, params
 
+    def adds_special(self, text: str) -> bool:
+        """Whether the tokenizer's special tokens are wanted for a text that is only tokenized."""
+        return not (self._leaves_one and self._bos and text.startswith(self._bos))
+
     @cached_property
     def _bos(self) -> str:
         """The text of a BOS that this tokenizer puts and reads; empty if it does not do both."""

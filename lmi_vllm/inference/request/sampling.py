@@ -244,7 +244,7 @@ def structured_outputs(given: Mapping[str, Any]) -> dict[str, Any] | None:
     if given.get("structured_outputs") is not None:
         found.append(given["structured_outputs"])
     if given.get("grammar") is not None:
-        found.append(_tgi_grammar(given["grammar"]))
+        found.append(_tgi_grammar(given["grammar"], "grammar"))
     if given.get("response_format") is not None:
         found += _response_format(given["response_format"])
     if len(found) > 1:
@@ -255,10 +255,12 @@ def structured_outputs(given: Mapping[str, Any]) -> dict[str, Any] | None:
     return found[0] if found else None
 
 
-def _tgi_grammar(grammar: Mapping[str, Any]) -> dict[str, Any]:
+def _tgi_grammar(grammar: Mapping[str, Any], name: str) -> dict[str, Any]:
     kind, value = grammar.get("type"), grammar.get("value")
     if kind not in ("json", "json_object", "regex", "json_schema") or value is None:
-        raise PayloadError('parameters.grammar: expected {"type": "json" or "regex", "value": ...}')
+        raise PayloadError(
+            f'parameters.{name}: expected {{"type": "json" or "regex", "value": ...}}'
+        )
     if kind == "json_schema" and isinstance(value, dict) and "schema" in value:
         value = value["schema"]  # TGI 3: {"name": ..., "schema": {...}}
     return {"regex" if kind == "regex" else "json": value}
@@ -266,6 +268,12 @@ def _tgi_grammar(grammar: Mapping[str, Any]) -> dict[str, Any]:
 
 def _response_format(wanted: Mapping[str, Any]) -> list[dict[str, Any]]:
     kind = wanted.get("type")
+    if wanted.get("value") is not None:
+        if wanted.get("json_schema") is not None:
+            raise PayloadError(
+                "parameters.response_format: only one of value and json_schema may be given"
+            )
+        return [_tgi_grammar(wanted, "response_format")]
     if kind == "text":
         return []
     if kind == "json_object":
@@ -275,5 +283,5 @@ def _response_format(wanted: Mapping[str, Any]) -> list[dict[str, Any]]:
         return [{"json": schema["schema"]}]
     raise PayloadError(
         "parameters.response_format: type must be text, json_object or json_schema (with "
-        "json_schema.schema)"
+        "json_schema.schema), or json, json_object or regex with value"
     )

@@ -93,6 +93,14 @@ MAPPING: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},
         {"structured_outputs": {"json": SCHEMA}},
     ),
+    "response_format object as TGI": (
+        {"response_format": {"type": "json_object", "value": SCHEMA}},
+        {"structured_outputs": {"json": SCHEMA}},
+    ),
+    "response_format regex as TGI": (
+        {"response_format": {"type": "regex", "value": "a+"}},
+        {"structured_outputs": {"regex": "a+"}},
+    ),
     "TGI's without effect": (
         {"typical_p": 0.5, "watermark": True, "early_stopping": True, "cached_prompt": "x"},
         {},
@@ -230,6 +238,9 @@ REFUSED: dict[str, dict[str, Any]] = {
     "structured_outputs text": {"structured_outputs": "x"},
     "response_format unknown type": {"response_format": {"type": "xml"}},
     "response_format without schema": {"response_format": {"type": "json_schema"}},
+    "response_format of both forms": {
+        "response_format": {"type": "json_schema", "json_schema": {"schema": {}}, "value": {}}
+    },
     "guided_regex number": {"guided_regex": 1},
     "guided_choice text": {"guided_choice": "a"},
     "grammar without value": {"grammar": {"type": "json"}},

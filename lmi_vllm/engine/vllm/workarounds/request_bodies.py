@@ -3,22 +3,29 @@
 Conversations of the Responses API: vLLM tries an invalid item as each of some sixty kinds, and
 collects all errors of all items on the event loop. So vLLM's own model reads a long list a few
 items at a time, up to the first invalid one. The client may choose a response's id (`request_id`),
-and vLLM would put the response in the place of another one that it keeps under that id.
+and vLLM would put the response in the place of another one that it keeps under that id. It does not
+check that it can force a call of a tool (`tool_choice`): without a parser of calls it refuses chats
+and messages, and answers a response with text.
 
 Batches of chats: its documentation says that `stream` must be false or absent, and its code does
-not check it.
+not check it. Their `response_format`, and that of prompts that are only rendered, may have the form
+of TGI, whose `value` vLLM drops. On the other routes it is read (`inference/request/tgi.py`).
 
 Upstream: not reported that we know of.
 Releases: 0.31 and later.
 Shows: a body of 2 MB of wrong items blocks the event loop for minutes. A batch of chats with
-    `stream` is 200 with the ends of the answers.
-May go: when test_plain_vllm_tries_a_wrong_item_as_each_kind and
-    test_plain_vllm_takes_a_batch_of_chats_that_is_to_be_streamed fail.
+    `stream` is 200 with the ends of the answers. Without a parser a response with `tool_choice`
+    "required" is 200 with a text.
+May go: when test_plain_vllm_tries_a_wrong_item_as_each_kind,
+    test_plain_vllm_takes_a_batch_of_chats_that_is_to_be_streamed and
+    test_plain_vllm_answers_a_forced_call_with_text fail.
 """
 
 import asyncio
 import json
 from typing import Any, Final
+
+from vllm.utils.mistral import is_mistral_tokenizer
 
 from lmi_vllm.errors import RequestError
 from lmi_vllm.messages import HttpCall
@@ -34,8 +41,8 @@ async def check_body(call: HttpCall, conversation: Any, responses: Any) -> None:
     `conversation` is vLLM's own model of a request to the Responses API, `responses` its handler.
 
     Raises:
-        RequestError: an item of a conversation is none, its id is that of another response, or a
-            batch of chats is to be streamed.
+        RequestError: an item of a conversation is none, its id is that of another response, a call
+            of a tool cannot be forced, or a field would be dropped.
     """
     check = _CHECKS.get((call.method, call.path))
     if check is None:
@@ -50,9 +57,34 @@ async def check_body(call: HttpCall, conversation: Any, responses: Any) -> None:
 
 async def _check_response(payload: dict[str, Any], conversation: Any, responses: Any) -> None:
     await _check_items(payload, conversation)
+    if (forced := _forced(payload.get("tool_choice"))) and not _reads_calls(responses):
+        raise RequestError(f"tool_choice={forced} requires --tool-call-parser to be set")
     chosen, kept = payload.get("request_id"), (getattr(responses, name, ()) for name in _KEPT)
     if isinstance(chosen, str) and any(chosen in some for some in kept):
         raise RequestError("request_id: a response with this id exists; give another id, or none")
+
+
+def _forced(choice: Any) -> str:
+    """Return how vLLM names a choice that forces a call in a chat; empty where none is forced."""
+    if choice == "required":
+        return '"required"'
+    if not isinstance(choice, dict):
+        return ""
+    if choice.get("type") in ("function", "custom"):
+        return f'function "{choice.get("name")}"'
+    is_one_of = choice.get("type") == "allowed_tools" and choice.get("mode") == "required"
+    return '"required"' if is_one_of else ""
+
+
+def _reads_calls(responses: Any) -> bool:
+    """Whether vLLM's handler has a parser of calls, or needs none; the rule of its chats."""
+    renderer = getattr(responses, "online_renderer", None)
+    return (
+        renderer is None
+        or getattr(renderer.parser, "tool_parser_cls", None) is not None
+        or renderer.use_harmony
+        or is_mistral_tokenizer(renderer.renderer.tokenizer)
+    )
 
 
 async def _check_items(payload: dict[str, Any], conversation: Any) -> None:
@@ -74,9 +106,21 @@ async def _check_items(payload: dict[str, Any], conversation: Any) -> None:
 async def _check_batch(payload: dict[str, Any], *_: Any) -> None:
     if payload.get("stream"):
         raise RequestError("stream: a batch of chats is not streamed; allowed: false")
+    await _check_format(payload)
+
+
+async def _check_format(payload: dict[str, Any], *_: Any) -> None:
+    wanted = payload.get("response_format")
+    if isinstance(wanted, dict) and wanted.get("value") is not None:
+        raise RequestError(
+            'response_format.value is not read here: send {"type": "json_schema", "json_schema": '
+            '{"name": ..., "schema": ...}}'
+        )
 
 
 _CHECKS: Final = {
     ("POST", "/v1/responses"): _check_response,
     ("POST", "/v1/chat/completions/batch"): _check_batch,
+    ("POST", "/v1/chat/completions/render"): _check_format,
+    ("POST", "/v1/completions/render"): _check_format,
 }

@@ -2,8 +2,8 @@
 
 Bound. `tool_choice` "required" or a function's name forces a call, and vLLM's documentation says
 that its arguments match the tool's schema. With parsers that have a grammar of their own (hermes,
-for example) that is so only with `strict: true`. Here tools without `strict` are bound, too;
-`false` leaves a tool's arguments free.
+for example) that is so only with `strict: true`. Here tools without `strict` are bound, too. With
+`false`, and without a schema, the arguments are any object: to vLLM they are any JSON.
 
 Cut. At `max_tokens` a whole answer has the text of the unfinished call as content, and loses the
 complete ones before it. A stream has these, and the beginning of the last one. It loses a text that
@@ -12,9 +12,9 @@ a stream held back comes with its end. Both end with "length" (DECISIONS.md 137)
 
 Upstream: not reported that we know of.
 Releases: 0.31 and later.
-Shows: with hermes and `required` the arguments of a tool are any JSON. Two calls of which the
-    second is cut are text in a whole answer. `finish_reason` of a cut one is "tool_calls".
-    `/v1/messages` answers a cut call with 400, "Expecting value".
+Shows: with hermes and `required` the arguments of a tool are any JSON, such as `false`. Two calls
+    of which the second is cut are text in a whole answer. `finish_reason` of a cut one is
+    "tool_calls". `/v1/messages` answers a cut call with 400, "Expecting value".
 May go: when test_plain_vllm_reads_a_cut_call_as_text and
     test_plain_vllm_binds_no_arguments_of_a_forced_call fail.
 """
@@ -35,6 +35,8 @@ from lmi_vllm.engine.vllm.names import DeltaMessage, FunctionCall
 _CUT: Final[ContextVar[tuple[Any, ...]]] = ContextVar("cut answers", default=())
 _LENGTH: Final = "length"
 _UNREAD: Final = (AttributeError, LookupError, TypeError, ValueError)  # where a call is no JSON
+# What says of a schema which kind of value it describes.
+_KINDS: Final = ("type", "$ref", "anyOf", "oneOf", "allOf", "enum", "const")
 SINGLE_TOKENS: Final = 256  # at the end of a cut answer, where its last calls are
 
 
@@ -230,13 +232,18 @@ async def _noted(outputs: Any, cut: dict[int, Any]) -> AsyncIterator[Any]:
 
 
 def _bound(tool: Any) -> Any:
-    """Return a tool that is strict unless it says that it is not."""
+    """Return a tool whose arguments are bound: to its schema, or to any object if it is not strict.
+
+    A schema that does not say so is one of an object.
+    """
     owner = getattr(tool, "function", tool)  # of a chat, of the Responses API
-    if getattr(owner, "strict", False) is not None:
+    if not hasattr(owner, "strict"):  # of a tool that is no function
         return tool
-    if owner is tool:
-        return tool.model_copy(update={"strict": True})
-    return tool.model_copy(update={"function": owner.model_copy(update={"strict": True})})
+    schema = {} if owner.strict is False else owner.parameters or {}
+    if schema.keys().isdisjoint(_KINDS):
+        schema = {**schema, "type": "object"}
+    bound = owner.model_copy(update={"strict": True, "parameters": schema})
+    return bound if owner is tool else tool.model_copy(update={"function": bound})
 
 
 def _as_object(arguments: str) -> str:

@@ -69,6 +69,78 @@ async def test_chats_of_tgi_s_clients_are_read_as_by_tgi(
     assert dict(engine.calls[-1].body) == body
 
 
+SCHEMA = {"type": "boolean"}
+OPENAI_S = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}
+CHAT: dict[str, Any] = {"model": "lmi", "messages": [{"role": "user", "content": "x"}]}
+# Fields as TGI's clients send them -> as vLLM gets them.
+FORMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "json_object": (
+        {"response_format": {"type": "json_object", "value": SCHEMA}},
+        {"response_format": OPENAI_S},
+    ),
+    "json": ({"response_format": {"type": "json", "value": SCHEMA}}, {"response_format": OPENAI_S}),
+    "json as text": (
+        {"response_format": {"type": "json", "value": '{"type": "boolean"}'}},
+        {"response_format": OPENAI_S},
+    ),
+    "json_schema": (
+        {"response_format": {"type": "json_schema", "value": {"name": "n", "schema": SCHEMA}}},
+        {"response_format": OPENAI_S},
+    ),
+    "regex": (
+        {"response_format": {"type": "regex", "value": "a+"}},
+        {"structured_outputs": {"regex": "a+"}},
+    ),
+    "OpenAI's": ({"response_format": OPENAI_S}, {"response_format": OPENAI_S}),
+    "tool": (
+        {"tool_choice": "f"},
+        {"tool_choice": {"type": "function", "function": {"name": "f"}}},
+    ),
+    "no tool": ({"tool_choice": "none"}, {"tool_choice": "none"}),
+}
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/invocations"])
+@pytest.mark.parametrize(("given", "read"), FORMS.values(), ids=FORMS)
+async def test_schemas_and_tools_of_tgi_s_clients_bind(
+    serve: ServeScripted,
+    engine: ScriptedEngine,
+    path: str,
+    given: dict[str, Any],
+    read: dict[str, Any],
+) -> None:
+    """Outside of TGI mode only the schema that vLLM would drop is read."""
+    await (await serve(TGI)).post(path, json={**CHAT, **given})
+    assert dict(engine.calls[-1].body) == {**CHAT, **read}
+    await (await serve(ServingProfile(model_name="demo"))).post(path, json={**CHAT, **given})
+    is_dropped = given.get("response_format", {}).get("type") == "json_object"
+    assert dict(engine.calls[-1].body) == {**CHAT, **(read if is_dropped else given)}
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"type": "regex", "value": 1}, "expected a regular expression"),
+        ({"type": "json", "value": "{"}, "no JSON schema"),
+        ({"type": "json", "value": 1}, "expected a JSON schema"),
+        ({**OPENAI_S, "value": SCHEMA}, "only one of value and json_schema"),
+    ],
+)
+async def test_forms_that_are_none_of_tgi_s_are_named(
+    serve: ServeScripted, given: dict[str, Any], text: str
+) -> None:
+    """As an invalid request of the route."""
+    client = await serve(TGI)
+    for path, status in (("/v1/chat/completions", 400), ("/invocations", 422)):
+        answer = await client.post(path, json={**CHAT, "response_format": given})
+        assert answer.status == status
+        assert f"response_format{'.value' if 'only' not in text else ''}: " in await answer.text()
+        assert text in await answer.text()
+    beside = {"response_format": {"type": "regex", "value": "a"}, "structured_outputs": {}}
+    answer = await client.post("/v1/chat/completions", json={**CHAT, **beside})
+    assert "only one of value and structured_outputs" in await answer.text()
+
+
 @pytest.mark.parametrize("path", ["/", "/generate", "/generate_stream", "/info"])
 async def test_tgi_routes_wait_for_the_model(serve: ServeScripted, path: str) -> None:
     """Before the model is ready: 503 in TGI's shape, naming the phase, with Retry-After."""
