@@ -25,8 +25,7 @@ import asyncio
 import json
 from typing import Any, Final
 
-from vllm.utils.mistral import is_mistral_tokenizer
-
+from lmi_vllm.engine.vllm.names import is_mistral_tokenizer
 from lmi_vllm.errors import RequestError
 from lmi_vllm.messages import HttpCall
 
