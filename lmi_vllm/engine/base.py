@@ -123,13 +123,15 @@ class ResidentAdapter:
 class ActiveAdapters:
     """Adapters of requests, by name: in a slot of the engine, pinned, or waiting for a slot.
 
-    `ranks` has what the workers of each data-parallel rank held when they were last asked.
+    `ranks` has what the workers of each data-parallel rank held when they were last asked. `model`
+    is the model's name in the engine's own metrics.
     """
 
     slots: int = 0  # 0: the engine has no LoRA
     running: tuple[str, ...] = ()
     waiting: tuple[str, ...] = ()
     ranks: tuple[tuple[ResidentAdapter, ...], ...] = ()
+    model: str = ""
 
 
 class HttpApplication(Protocol):

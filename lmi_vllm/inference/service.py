@@ -1,5 +1,7 @@
 """The inference service behind the routes, and the state that requests share; no HTTP."""
 
+from collections.abc import Container
+
 from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import (
@@ -80,6 +82,11 @@ class InferenceService:
             raise NotReadyError("no model is loaded")
         return self._runtime
 
+    def _runtime_in(self, states: Container[State]) -> Runtime:
+        """Return the loaded model, which in these states need not be ready."""
+        is_reached = self.lifecycle.state in states
+        return (self._runtime if is_reached else None) or self.runtime
+
     def check_model(self, name: str | None) -> None:
         """Check that `name` is the served model, or that none was given.
 
@@ -115,8 +122,8 @@ class InferenceService:
             return context.deliver(await pipeline.invoke(context, self.steps))
 
     async def list_models(self, call: InferenceCall) -> Reply:
-        """Return the served names and the adapters; needs no slot."""
-        return await list_models(self.runtime, call)
+        """Return the served names and the adapters, also while asleep; needs no slot."""
+        return await list_models(self._runtime_in([State.ASLEEP]), call)
 
     def find_route(self, method: str, path: str) -> HttpRoute | None:
         """Return the route of a request in the engine's own HTTP application."""
@@ -137,8 +144,7 @@ class InferenceService:
         # A call that wakes the engine must reach it, and a drain waits for responses to be read.
         reached = {RouteKind.MANAGEMENT: [State.ASLEEP]}
         reached[RouteKind.INFORMATION] = [State.ASLEEP, State.DRAINING]
-        is_reached = self.lifecycle.state in reached.get(route.kind, ())
-        runtime = (self._runtime if is_reached else None) or self.runtime
+        runtime = self._runtime_in(reached.get(route.kind, ()))
         return await pass_on(runtime, self.lifecycle, http, route)
 
     def expect_room(self) -> None:

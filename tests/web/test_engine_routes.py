@@ -368,6 +368,7 @@ async def test_engine_that_sleeps_refuses_by_name_until_it_is_woken(
     health = await client.get("/ping")
     assert (health.status, await health.json()) == (503, {"demo": {"status": "Asleep"}})
     assert (await client.get("/version", headers=KEY)).status == 200
+    assert (await client.get("/v1/models", headers=KEY)).status == 200  # routers go on reading it
     assert (await client.post("/wake_up", headers=KEY)).status == 200
     assert (await client.post("/v1/messages", json={}, headers=KEY)).status == 200
     assert (await client.get("/ping")).status == 200

@@ -9,7 +9,7 @@ from typing import Any, Final, Self
 from multidict import CIMultiDict
 
 from lmi_vllm.engine.base import DirectEvents
-from lmi_vllm.errors import EngineFailureError, Fault, LmiError
+from lmi_vllm.errors import EngineDeadError, EngineFailureError, Fault, LmiError
 from lmi_vllm.messages import HttpCall, OpenAIReply
 
 logger = logging.getLogger(__name__)
@@ -62,7 +62,9 @@ class Exchange(AsyncIterator[bytes]):
         try:
             await app(scope, self._receive, self._send)
         except Exception as error:
-            if not self._is_closed and self._to_error(error).fault is not Fault.CLIENT:
+            known = self._to_error(error)
+            is_told = known.fault is Fault.CLIENT or isinstance(known, EngineDeadError)
+            if not self._is_closed and not is_told:
                 logger.exception("vLLM's application failed on %s", scope["path"])
             self._error = error
         self._has_ended = True
@@ -107,7 +109,7 @@ class Exchange(AsyncIterator[bytes]):
         """Return the answer once it is known to be whole or a stream."""
         body, start = await self._next(), self._start
         if start is None or start["type"] != "http.response.start":
-            raise EngineFailureError("vLLM's application gave no answer") from self._error
+            raise self._failure("vLLM's application gave no answer") from self._error
         headers = CIMultiDict(
             [
                 (name.decode("latin-1"), value.decode("latin-1"))
@@ -123,12 +125,16 @@ class Exchange(AsyncIterator[bytes]):
             body = await self._next()
             content += b"" if body is None else bytes(body.get("body", b""))
         if body is None and self._error is not None:
-            raise EngineFailureError("vLLM's application gave no whole answer") from self._error
+            raise self._failure("vLLM's application gave no whole answer") from self._error
         if body is None or not body.get("more_body"):
             await self._task  # what the handler does after the answer belongs to it
             return OpenAIReply(status, content, content_type, headers=headers)
         self._is_stream, self._first = True, content
         return OpenAIReply(status, content_type=content_type, stream=self, headers=headers)
+
+    def _failure(self, text: str) -> LmiError:
+        known = None if self._error is None else self._to_error(self._error)
+        return known if isinstance(known, EngineDeadError) else EngineFailureError(text)
 
     def __aiter__(self) -> Self:
         return self

@@ -38,6 +38,7 @@ from lmi_vllm.engine.vllm.names import VllmEngineDeadError, create_error_respons
 from lmi_vllm.engine.vllm.routes import SAGEMAKER, ExactRoutes, described, is_refused
 from lmi_vllm.engine.vllm.workarounds import Scope, apply
 from lmi_vllm.engine.vllm.workarounds.client_faults import leave_out_faults_of_clients
+from lmi_vllm.engine.vllm.workarounds.ended_streams import end_with_the_engine
 from lmi_vllm.engine.vllm.workarounds.messages import end_with_errors, with_objects
 from lmi_vllm.engine.vllm.workarounds.parsers import limit_parsers
 from lmi_vllm.engine.vllm.workarounds.request_bodies import check_body
@@ -159,6 +160,7 @@ class Bridge:
         read_calls_alike(app.state)
         limit_parsers(app.state)
         end_with_errors(app.state)
+        end_with_the_engine(app.state)
         leave_out_faults_of_clients()
         if (responses := getattr(app.state, "openai_serving_responses", None)) is not None:
             responses.background_tasks = BackgroundTasks()

@@ -249,7 +249,7 @@ class VllmEngine(VllmClient):
     @property
     def active_adapters(self) -> ActiveAdapters:
         """The adapters that requests run on or wait for, also those of other clients."""
-        return self.adapters.active
+        return replace(self.adapters.active, model=str(self._llm.model_config.served_model_name))
 
     async def read_adapters(self) -> None:
         """Ask the workers which adapters they hold, if that may have changed."""

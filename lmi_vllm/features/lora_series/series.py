@@ -44,13 +44,11 @@ class RouterSeries:
         found: Collectable,
         names: Sequence[str],
         active: ActiveAdapters,
-        model: str,
         now: float,
     ) -> None:
         self._found = found
         self._names = names
         self._active = active
-        self._model = model
         self._now = now
 
     def collect(self) -> Iterable[Metric]:
@@ -80,7 +78,8 @@ class RouterSeries:
         for engine, rank in enumerate(self._active.ranks):
             for one in sorted(rank, key=lambda one: not one.has_slot)[:MOST_SHOWN]:
                 level = "gpu" if one.has_slot else "cpu"
-                labels = (self._model, str(engine), one.name, level, str(one.is_pinned).lower())
+                pinned = str(one.is_pinned).lower()
+                labels = (self._active.model, str(engine), one.name, level, pinned)
                 loaded.add_metric(labels, 1)
         yield loaded
         slots = self._active.slots
@@ -93,7 +92,7 @@ class RouterSeries:
     ) -> Metric:
         family = GaugeMetricFamily(name, text, labels=_OF_RANK)
         for engine, rank in enumerate(self._active.ranks):
-            family.add_metric((self._model, str(engine)), count(rank))
+            family.add_metric((self._active.model, str(engine)), count(rank))
         return family
 
 
@@ -127,9 +126,7 @@ async def showing_adapters(
     def series(names: Sequence[str]) -> Collectable:
         engine = service.loaded_engine
         active = ActiveAdapters() if engine is None else engine.active_adapters
-        return RouterSeries(
-            found(names), names, active, service.profile.served_names[0], time.time()
-        )
+        return RouterSeries(found(names), names, active, time.time())
 
     service.telemetry.series = series
     reading = asyncio.create_task(_keep_reading(service))

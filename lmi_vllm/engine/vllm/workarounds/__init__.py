@@ -224,6 +224,7 @@ ELSEWHERE: Final = {
     ),
     "companions": Elsewhere("factory.py", "test_companions_are_checked_only_with_a_cpu_torch"),
     "worker": Elsewhere("workarounds/__init__.py", "test_two_ranks_answer_as_one"),
+    "ended_streams": Elsewhere("bridge.py", "test_plain_vllm_writes_the_engine_s_end_into_streams"),
     "ignored_modules": Elsewhere(
         "configuration.py", "test_plain_vllm_loads_an_adapter_whose_modules_it_ignores"
     ),

@@ -2,8 +2,10 @@
 
 Most of vLLM's routes raise an error of the client's, and a handler of the application answers it
 without a line. Some catch it first, and log it (messages, Cohere's chat, streams of chats and
-completions, transcriptions). A client that sends nonsense could fill the log, and wake an operator.
-This server's own line of the request says the status. Failures of the server stay.
+completions, transcriptions). With `log_error_stack`, which VLLM_SERVER_DEV_MODE sets, the
+application's handlers log all of them, too. A client that sends nonsense could fill the log, and
+wake an operator. This server's own line of the request says the status. Failures of the server
+stay, but for the engine's end: it is logged once, and not for each of its streams.
 
 Upstream: not reported that we know of.
 Releases: 0.31 and later.
@@ -12,10 +14,14 @@ May go: when test_plain_vllm_logs_the_fault_of_a_client_with_its_traceback fails
 """
 
 import logging
+import sys
 from http import HTTPStatus
 from typing import Any, Final
 
-from lmi_vllm.engine.vllm.names import create_error_response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from lmi_vllm.engine.vllm.names import VllmEngineDeadError, create_error_response
 
 _HANDLERS: Final = "vllm.entrypoints."
 
@@ -24,16 +30,28 @@ def leave_out_faults_of_clients() -> None:
     """Keep them out of the log of all handlers of vLLM's that have been imported."""
     for name in list(logging.root.manager.loggerDict):
         if name.startswith(_HANDLERS):
-            logging.getLogger(name).addFilter(is_no_fault_of_a_client)
+            logging.getLogger(name).addFilter(is_fault_of_the_server)
 
 
-def is_no_fault_of_a_client(record: logging.LogRecord) -> bool:
+def is_fault_of_the_server(record: logging.LogRecord) -> bool:
     """Whether to keep a line: the error that it is about is none, or 500 and above."""
     error = record.exc_info[1] if record.exc_info else None
+    if error is None and record.levelno >= logging.ERROR:
+        error = sys.exception()  # what is being handled, where only a request's id is logged
+    if isinstance(error, VllmEngineDeadError):
+        return False
     answers: list[Any] = list(record.args) if isinstance(record.args, tuple) else []
+    codes = [getattr(getattr(answer, "error", None), "code", None) for answer in answers]
     if isinstance(error, Exception):
-        answers.append(create_error_response(error))
-    codes = (getattr(getattr(answer, "error", None), "code", None) for answer in answers)
+        codes.append(_code(error))
     return all(
         not isinstance(code, int) or code >= HTTPStatus.INTERNAL_SERVER_ERROR for code in codes
     )
+
+
+def _code(error: Exception) -> int:
+    if isinstance(error, RequestValidationError):
+        return HTTPStatus.BAD_REQUEST
+    if isinstance(error, HTTPException):
+        return error.status_code
+    return int(create_error_response(error).error.code)

@@ -91,11 +91,11 @@ RANKS = (
 
 async def test_adapters_that_the_workers_hold(service: Loaded) -> None:
     """Of each rank, with vLLM's coming names; an idle one with a slot is ready for requests."""
-    service.active = ActiveAdapters(4, ("de",), ("it",), RANKS)
+    service.active = ActiveAdapters(4, ("de",), ("it",), RANKS, "/models/m")
     text = await shown(service)
     rows = [line for line in text.splitlines() if line.startswith((LOADED, SLOTS, "vllm:num_"))]
-    rank = 'engine="{}",model_name="lmi"'
-    row = '{}{{adapter_name="{}",{},level="{}",model_name="lmi",pinned="{}"}} 1.0'
+    rank = 'engine="{}",model_name="/models/m"'
+    row = '{}{{adapter_name="{}",{},level="{}",model_name="/models/m",pinned="{}"}} 1.0'
     assert sorted(rows) == sorted(
         [
             row.format(LOADED, "fr", 'engine="0"', "gpu", "false"),
@@ -120,12 +120,12 @@ async def test_no_more_adapters_are_shown_than_a_bound(service: Loaded) -> None:
     """Those with a slot first; the count has all of them."""
     names = [f"a{number:04}" for number in range(module.MOST_SHOWN + 5)]
     rank = tuple(ResidentAdapter(name, name == names[-1]) for name in names)
-    service.active = ActiveAdapters(4, ranks=(rank,))
+    service.active = ActiveAdapters(4, ranks=(rank,), model="/models/m")
     text = await shown(service)
     rows = [line for line in text.splitlines() if line.startswith(LOADED + "{")]
     assert len(rows) == module.MOST_SHOWN
     assert f'adapter_name="{names[-1]}",engine="0",level="gpu"' in rows[0]
-    assert f'{IN_MEMORY}{{engine="0",model_name="lmi"}} {len(names)}.0' in text
+    assert f'{IN_MEMORY}{{engine="0",model_name="/models/m"}} {len(names)}.0' in text
 
 
 async def test_the_loaded_engine_is_asked_again_and_again(
