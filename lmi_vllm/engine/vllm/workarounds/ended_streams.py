@@ -14,27 +14,20 @@ May go: when test_plain_vllm_writes_the_engine_s_end_into_streams fails.
 
 import contextlib
 from collections.abc import AsyncIterator, Callable
-from typing import Any, Final
+from typing import Any
 
 from lmi_vllm.engine.vllm.names import VllmEngineDeadError
-
-_EVENT: Final = "create_streaming_error_response"
-# Handlers of the application's state, and their methods that take a stream of chats first.
-_CONVERTERS: Final = (
-    ("anthropic_serving_messages", "message_stream_converter"),
-    ("cohere_serving_chat_v2", "_chat_completion_stream_to_v2"),
-)
 
 
 def end_with_the_engine(state: Any) -> None:
     """Let the engine's end go through all handlers in the state of vLLM's application."""
     for handler in vars(state)["_state"].values():
-        if hasattr(handler, _EVENT):
-            setattr(handler, _EVENT, _raising(getattr(handler, _EVENT)))
-    for place, name in _CONVERTERS:
-        handler = getattr(state, place, None)
-        if hasattr(handler, name):
-            setattr(handler, name, _passing_on(getattr(handler, name)))
+        if (make := getattr(handler, "create_streaming_error_response", None)) is not None:
+            handler.create_streaming_error_response = _raising(make)
+        if (convert := getattr(handler, "message_stream_converter", None)) is not None:
+            handler.message_stream_converter = _passing_on(convert)
+        if (convert := getattr(handler, "_chat_completion_stream_to_v2", None)) is not None:
+            handler._chat_completion_stream_to_v2 = _passing_on(convert)
 
 
 def _raising(make: Callable[..., str]) -> Callable[..., str]:
