@@ -234,7 +234,7 @@ def test_blocks_with_nan_leave_the_prefix_cache_before_reuse() -> None:
 
     assert GuardedScheduler.update_from_output is EndsHarmfulRequests.update_from_output
     scheduler: Any = Guarded.__new__(Guarded)
-    scheduler._grammars = SimpleNamespace(slow=lambda _: {})
+    scheduler._grammars = SimpleNamespace(slow=lambda _: {}, faulty=lambda _: {})
     scheduler.requests = dict.fromkeys(("bad", "good"))
     scheduler.vllm_config = SimpleNamespace(
         speculative_config=None,
