@@ -278,8 +278,9 @@ class GenerationChunk:
 
 @dataclass(frozen=True, slots=True)
 class OpenAICall:
-    """A request for one of vLLM's own OpenAI handlers; `body` is the decoded JSON object.
+    """A request for one of vLLM's own OpenAI handlers.
 
+    `body` is the decoded JSON object, and `headers` are by lower-case name.
     `kind` is the handler's route below /v1: `chat/completions`, `completions`, `responses`,
     `embeddings`, `models`, ... For `responses/retrieve` and `responses/cancel` the body has the
     handler's arguments. With `adapter` that load of it answers, even if its name means another by

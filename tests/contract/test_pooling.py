@@ -152,7 +152,7 @@ def _check_dispatch(run: LoopThread, engine: Engine, kind: str, body: dict[str, 
     """See that vLLM's dispatch answers a body as the route of its kind."""
     found = []
     for each in ("invocations", kind):
-        headers = {"X-Amzn-SageMaker-Adapter-Identifier": "none", "X-Request-Id": "r"}
+        headers = {"x-amzn-sagemaker-adapter-identifier": "none", "x-request-id": "r"}
         reply = run(engine.answer_openai(OpenAICall(each, body, headers, "r")))
         # How texts are batched moves the last digits.
         answer = json.loads(reply.body, parse_float=lambda digits: round(float(digits), 3))

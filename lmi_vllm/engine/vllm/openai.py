@@ -153,7 +153,7 @@ class VllmOpenAI:
         return reader.validate_python(body)
 
     def _raw_request(self, call: OpenAICall) -> Request:
-        headers = dict(zip(map(str.lower, call.headers), call.headers.values(), strict=True))
+        headers = dict(call.headers)
         if "request_id" not in call.body:
             headers["x-request-id"] = call.request_id
         return Request(
