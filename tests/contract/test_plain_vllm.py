@@ -25,8 +25,8 @@ from PIL import Image
 from lmi_vllm.demo import DEMO_MODEL_DIR
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.engine.vllm import workarounds
+from lmi_vllm.engine.vllm.cpu.shared_memory import removed_once_joined
 from lmi_vllm.engine.vllm.workarounds import unsent_media
-from lmi_vllm.engine.vllm.workarounds.shared_memory import removed_once_joined
 from lmi_vllm.messages import MediaPolicy
 from tests.contract.conftest import LoopThread, start_demo_engine
 

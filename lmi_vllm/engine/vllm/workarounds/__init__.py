@@ -22,13 +22,13 @@ from lmi_vllm.engine.vllm.cpu import (
     compilation,
     drafted_sampling,
     prompt_logprobs,
+    shared_memory,
 )
 from lmi_vllm.engine.vllm.workarounds import (
     lost_processes,
     model_length,
     model_scripts,
     published_tokenizers,
-    shared_memory,
     tokenizer_files,
     unsent_media,
 )
