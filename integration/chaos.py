@@ -37,7 +37,7 @@ from integration.adapters_support import (
     write_weights,
 )
 from integration.conftest import ServerProcess, StartServer, start_server
-from integration.footprint import Footprint, measure
+from integration.footprint import Footprint, measure, settled
 
 CLIENTS = 16
 LIMIT = 24  # job_queue_size: bursts must meet it
@@ -363,7 +363,8 @@ async def run(
             await rage(chaos, server, seconds / 4, kill_seconds)
             before = await at_rest(chaos, server)
             await rage(chaos, server, seconds * 3 / 4, kill_seconds)
-            return Outcome(chaos, before, await at_rest(chaos, server))
+            await wait_ready(chaos, server)
+            return Outcome(chaos, before, await settled(session, server, before))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

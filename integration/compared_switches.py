@@ -335,6 +335,11 @@ def sequence(name: str) -> tuple[Request, ...]:
     )
 
 
+def _coded_name(number: int, method: str, path: str, body: bytes | None) -> str:
+    stream = " stream" if b'"stream": true' in (body or b"") else ""
+    return f"code {number}: {method} {path}{stream}"
+
+
 def coded_requests() -> tuple[Request, ...]:
     """Return requests to servers with code for SageMaker's library in their application."""
     asked = (
@@ -349,7 +354,7 @@ def coded_requests() -> tuple[Request, ...]:
         ),
     )  # fmt: skip
     return tuple(
-        Request(f"code {number}: {method} {path}", method, path, body, {"Content-Type": JSON})
+        Request(_coded_name(number, method, path, body), method, path, body, {"Content-Type": JSON})
         for number, (method, path, body) in enumerate(asked)
     )
 

@@ -5,6 +5,7 @@ import contextlib
 import os
 import re
 import socket
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,7 @@ from integration.conftest import ServerProcess
 LEAK_SHARE: Final = 1.05  # resident memory after a run, against after its warm-up
 POOL: Final = min(32, (os.cpu_count() or 1) + 4)  # threads that asyncio starts as it needs them
 REST_SECONDS: Final = 4.0  # idle connections are closed, aborted requests forgotten
+SETTLED_SECONDS: Final = 30.0
 CLOSING_SECONDS: Final = 0.5  # the connection that asked is closed after its answer was read
 
 
@@ -62,6 +64,20 @@ class Footprint:
             f"{self.requests} requests, {self.resident_bytes / 2**20:.0f} MiB, "
             f"the engine {self.engine_bytes / 2**20:.0f} MiB"
         )
+
+
+async def settled(
+    session: aiohttp.ClientSession, server: ServerProcess, before: Footprint
+) -> Footprint:
+    """Return what the server holds, once nothing has grown since `before` or time is up.
+
+    On a busy machine a task may end some seconds late; one that leaked never does.
+    """
+    until = time.monotonic() + SETTLED_SECONDS
+    while (found := await measure(session, server)).leaks_since(before):
+        if time.monotonic() > until:
+            break
+    return found
 
 
 async def measure(session: aiohttp.ClientSession, server: ServerProcess) -> Footprint:
