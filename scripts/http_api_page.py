@@ -22,7 +22,7 @@ INTRODUCTION: Final = """\
 
 This page is for people who write clients by hand. After it you know this server's routes with their fields, answers and errors.
 
-Generated from the description of the routes (`lmi_vllm/features/api_docs/operations.py`) by `make docs`. Do not edit.
+Generated from the description of the routes (`lmi_vllm/features/api_docs/data/operations.yaml`) by `make docs`. Do not edit.
 
 [How a request is answered](requests.md) says what payloads mean, what streams look like and how they end.
 

@@ -21,14 +21,15 @@ from lmi_vllm.errors import DEFAULT_STATUSES, Dialect, EngineFailureError, Fault
 from lmi_vllm.features.api_docs.operations import (
     JSON,
     OPENAI,
-    OPERATIONS,
-    PATH_PARAMETERS,
-    QUERY_PARAMETERS,
     Operation,
+    OperationTable,
     TgiForm,
+    any_of,
+    own_schemas,
+    read_operations,
+    reference,
 )
 from lmi_vllm.features.api_docs.page import docs_page
-from lmi_vllm.features.api_docs.schemas import any_of, own_schemas, reference
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.web.request import (
     OPENAI_ROUTES,
@@ -163,7 +164,8 @@ def _paths(
     service: InferenceService, options: WebOptions, openai: OpenAISchemas
 ) -> dict[str, dict[str, Any]]:
     paths: dict[str, dict[str, Any]] = {}
-    for operation in OPERATIONS:
+    table = read_operations()
+    for operation in table.operations:
         if not _is_served(operation, service):
             continue
         entry: dict[str, Any] = {
@@ -172,7 +174,7 @@ def _paths(
             "operationId": _operation_id(operation),
             "responses": _responses(operation, service, options, openai),
         }
-        if parameters := [*_path_parameters(operation, service), *_query_parameters(operation)]:
+        if parameters := [*_parameters(operation, service, table)]:
             entry["parameters"] = parameters
         if operation.takes:
             entry["requestBody"] = _request_body(operation, openai)
@@ -228,25 +230,24 @@ def _operation_id(operation: Operation) -> str:
     return "_".join((operation.method, *words))
 
 
-def _path_parameters(operation: Operation, service: InferenceService) -> Iterable[dict[str, Any]]:
+def _parameters(
+    operation: Operation, service: InferenceService, table: OperationTable
+) -> Iterable[dict[str, Any]]:
     for name in _PARAMETER_IN_PATH.findall(operation.path):
         parameter = {
             "name": name,
             "in": "path",
             "required": True,
             "schema": {"type": "string", "minLength": 1},
-            "description": PATH_PARAMETERS[name],
+            "description": table.path_parameters[name],
         }
         if name == "model":
             parameter["example"] = service.lifecycle.model_name
         if name == "action":
             parameter["schema"] = {"enum": ["update"]}
         yield parameter
-
-
-def _query_parameters(operation: Operation) -> Iterable[dict[str, Any]]:
     for name in operation.query:
-        yield {"name": name, "in": "query", "required": False, **QUERY_PARAMETERS[name]}
+        yield {"name": name, "in": "query", "required": False, **table.query_parameters[name]}
 
 
 def _request_body(operation: Operation, openai: OpenAISchemas) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from lmi_vllm.features.api_docs.schemas import REFERENCE
+from lmi_vllm.features.api_docs.operations import REFERENCE
 
 _STYLE: Final = """
 :root {

@@ -8,7 +8,7 @@ import pytest
 
 from lmi_vllm.errors import Fault, StatusTable
 from lmi_vllm.features.api_docs.openapi import build_document
-from lmi_vllm.features.api_docs.operations import OPERATIONS
+from lmi_vllm.features.api_docs.operations import read_operations
 from lmi_vllm.features.scripted.engine import ScriptedEngine
 from lmi_vllm.messages import ServingProfile
 from lmi_vllm.web.request import WebOptions
@@ -44,7 +44,7 @@ async def _document(
 
 
 async def test_openapi_has_every_route_and_no_other(serve: ServeScripted) -> None:
-    """A route is described in features/api_docs/operations.py, and what is described exists."""
+    """What data/operations.yaml describes exists, and it describes every route."""
     client = await serve()
     routes = {route.resource.canonical for route in client.app.router.routes()}
     routes |= {route.path for route in ROUTES}  # of the engine's own application
@@ -56,7 +56,7 @@ async def test_openapi_has_every_route_and_no_other(serve: ServeScripted) -> Non
         "/info",
     }
     assert routes - described == set(), (
-        "describe these routes in lmi_vllm/features/api_docs/operations.py"
+        "describe these routes in lmi_vllm/features/api_docs/data/operations.yaml"
     )
     assert described - routes == set(), "these are described and not registered"
 
@@ -65,7 +65,7 @@ async def test_allow_header_names_the_described_methods(serve: ServeScripted) ->
     """Routes state their methods by themselves; both say the same. vLLM's have no HEAD."""
     client = await serve(TGI)
     described: dict[str, set[str]] = defaultdict(set)
-    for operation in OPERATIONS:
+    for operation in read_operations().operations:
         described[operation.path].add(operation.method.upper())
     described["/models/{model}"].remove("DELETE")  # the model of the start stays
     for path, methods in described.items():
@@ -159,7 +159,7 @@ async def test_openapi_takes_vllm_s_schemas_from_the_engine(
 
 def test_no_route_of_vllm_is_described_by_hand() -> None:
     """Its application does it; TGI's form of `/tokenize` is ours."""
-    ours = {operation.path for operation in OPERATIONS}
+    ours = {operation.path for operation in read_operations().operations}
     answers = script("vllm_routes_page").answers().values()
     forwarded = {row["path"] for row in answers if row["by"] == "bridge"}
     assert ours & forwarded == {"/tokenize"}
