@@ -16,13 +16,21 @@ from lmi_vllm.errors import ConfigurationError, StartupError
 from lmi_vllm.translate.arguments import ModelReader, Translation
 from lmi_vllm.translate.configuration import Configuration
 from lmi_vllm.translate.devices import Devices, detect_devices
-from lmi_vllm.translate.explain import FORMATS
+from lmi_vllm.translate.explain import FORMATS, formatted
 
 
 def add_arguments(parser: argparse.ArgumentParser, _: Configuration) -> None:
     """Add this command's flags."""
-    parser.add_argument("--format", choices=tuple(FORMATS), default="table", help="output format")
+    add_format_arguments(parser)
     add_source_arguments(parser)
+
+
+def add_format_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of how an explanation is shown."""
+    parser.add_argument("--format", choices=tuple(FORMATS), default="table", help="output format")
+    parser.add_argument(
+        "--all", action="store_true", help="list the options at their defaults, too"
+    )
 
 
 def add_settings_arguments(parser: argparse.ArgumentParser) -> None:
@@ -157,7 +165,7 @@ def run(
     read = reader_of(arguments, settings, environ, configuration)
     translation = translation_of(arguments, settings, environ, read, configuration)
     explanation = configuration.explain(translation)
-    write_answer(FORMATS[arguments.format](explanation))
+    write_answer(formatted(explanation, arguments.format, is_whole=arguments.all))
     return explanation.exit_code
 
 

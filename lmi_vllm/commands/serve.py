@@ -28,6 +28,7 @@ from lmi_vllm.server.engines import check_engine_kind, engine_factory
 from lmi_vllm.server.parts import Assembled
 from lmi_vllm.server.server import Server
 from lmi_vllm.signals import end_children
+from lmi_vllm.telemetry.expected_lines import leave_out_expected
 from lmi_vllm.telemetry.log_format import Format, chosen_format, configure_logging
 from lmi_vllm.telemetry.log_handler import tell, told_lines, write_within
 from lmi_vllm.telemetry.metrics import DROPPED_LINES
@@ -106,7 +107,9 @@ def configure_server_logging(settings: Settings, environ: Mapping[str, str]) -> 
     level = LOG_LEVELS[log_level(settings.server.opts or "")]
     told = told_lines(DROPPED_LINES.inc)
     os.environ[DROPPED_LINES_VARIABLE] = f"/proc/{os.getpid()}/fd/{told}"
-    configure_logging(_log_format(settings), level, mask_urls, partial(tell, told))
+    is_terminal = sys.stderr.isatty()
+    handler = configure_logging(_log_format(settings), level, mask_urls, partial(tell, told))
+    leave_out_expected(handler, environ, is_terminal=is_terminal)
     if (name := environ.get("VLLM_LOGGING_LEVEL", "").upper()) in logging.getLevelNamesMapping():
         logging.getLogger("vllm").setLevel(name)
     logging.getLogger("aiohttp.server").addFilter(_without_trace)

@@ -53,8 +53,16 @@ def locate_model(settings: Settings, environ: Mapping[str, str]) -> ModelArtifac
         return None
     raise NoModelError(
         f"no model found: {settings.server.model_store} is empty or missing and no model "
-        f"id is set; set HF_MODEL_ID, use --model, or start with load_models=NONE"
+        f"id is set; set HF_MODEL_ID, use --model, or start with load_models=NONE{_model_here()}"
     )
+
+
+def _model_here() -> str:
+    """What to type for the model in the working directory, which is not looked for."""
+    here = Path.cwd()
+    if (here / "serving.properties").is_file():
+        return f"; for {here / 'serving.properties'} use --model-store ."
+    return f"; for the model in {here} use --model ." if (here / "config.json").is_file() else ""
 
 
 def find_in_store(settings: Settings, environ: Mapping[str, str]) -> StoreFinding:

@@ -208,6 +208,19 @@ async def _log_often(service: InferenceService, seconds: float, clock: Clock) ->
             await engine.log_statistics()
 
 
+def _progress_text(body: Mapping[str, Any]) -> str:
+    """Return the figures of `/ping` in words: `acme/m: phase engine, elapsed_seconds 10.0`."""
+    parts = []
+    for name, status in body.items():
+        figures = [
+            f"{key} {value if isinstance(value, str) else json.dumps(value)}"
+            for key, value in status.items()
+            if key != "status"
+        ]
+        parts.append(f"{name}: {', '.join(figures)}")
+    return "; ".join(parts)
+
+
 async def log_progress(lifecycle: Lifecycle, clock: Clock, limit_seconds: float) -> None:
     """Log the phase of a long start every few seconds; when it is late, name the time limits."""
     while True:
@@ -215,7 +228,7 @@ async def log_progress(lifecycle: Lifecycle, clock: Clock, limit_seconds: float)
         if lifecycle.state is not State.PENDING:
             continue
         _, body = lifecycle.ping()
-        logger.info("starting: %s", json.dumps(body), extra={"fields": {"start": body}})
+        logger.info("starting: %s", _progress_text(body), extra={"fields": {"start": body}})
         if 0 < limit_seconds / 2 < lifecycle.start.engine_seconds:
             logger.warning(
                 "half of model_loading_timeout (%g s) has passed; raise it, and on SageMaker the "

@@ -134,7 +134,7 @@ def configure_logging(
     level: int | str,
     mask: Mask = no_mask,
     count_dropped: Callable[[int], None] = ignore_dropped,
-) -> None:
+) -> logging.Handler:
     """Send every line of this process to stderr in one format, warnings included.
 
     `mask` hides secrets, also in libraries' lines: vLLM prints its configuration.
@@ -148,3 +148,4 @@ def configure_logging(
     logging.logThreads = logging.logMultiprocessing = False  # in neither format: saves the look-ups
     logging.basicConfig(level=level, handlers=[handler], force=True)
     logging.captureWarnings(capture=True)
+    return handler

@@ -37,9 +37,15 @@ def write_within(
 def print_lines(*lines: str) -> None:
     """Print lines on stdout at once, without waiting for a stalled reader.
 
-    The short wait keeps the lines of a start in order.
+    The short waits keep the lines of a start in order, those of the log among them.
     """
+    write_within(PRINT_SECONDS, _flush_log)
     write_within(PRINT_SECONDS, print, *lines, sep="\n", file=sys.stdout, flush=True)
+
+
+def _flush_log() -> None:
+    for handler in logging.getLogger().handlers:
+        handler.flush()
 
 
 def drop_what_waits(descriptor: int) -> int:

@@ -29,7 +29,13 @@ BASE: Final = "base"
 OTHER: Final = "other"
 _OWN_LABELS: Final = frozenset({BASE, OTHER, SEVERAL})
 _MILLISECONDS: Final = 1000
-_POLLED: Final = "/console/state"  # by an open page, every other second: logged below info
+# Asked every few seconds, by an open page, probes and scrapes: successes are logged below info.
+_POLLED: Final = frozenset(
+    {
+        "/console/state", "/health", "/live", "/metrics", "/ping", "/ready",
+        "/v2/health/live", "/v2/health/ready",
+    }
+)  # fmt: skip
 _FIRST_ERROR: Final = 400
 
 
@@ -100,7 +106,7 @@ class RequestLog:
             _log(summary, level)
 
     def _is_quiet(self, summary: RequestSummary) -> bool:
-        if summary.route == _POLLED and summary.status < _FIRST_ERROR:
+        if summary.route in _POLLED and summary.status < _FIRST_ERROR:
             return True
         return self.is_quiet or (
             bool(self.quiet_paths) and summary.shown_path.partition("?")[0] in self.quiet_paths

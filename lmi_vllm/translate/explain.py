@@ -1,7 +1,8 @@
 """The meaning of the configuration as a table, JSON or markdown, with secrets masked."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Final
@@ -30,6 +31,7 @@ class Explanation:
     warnings: tuple[str, ...]
     errors: tuple[str, ...]
     checked: tuple[str, ...] = ()  # by `validate`
+    changed_defaults: frozenset[str] = frozenset()  # options at a default that the guides lack
 
     @property
     def exit_code(self) -> int:
@@ -48,13 +50,16 @@ class ExplainedDefaults:
 def explain(translation: Translation, defaults: ExplainedDefaults) -> Explanation:
     """The explanation of a translation, without secrets."""
     settings, hide = translation.settings, _secret_hider(translation.settings)
-    values = translation.arguments.values
+    values, known = translation.arguments.values, _known(translation, defaults)
     return Explanation(
         engine_args={name: mask_value(name, value) for name, value in values.items()},
         server=_server(settings),
-        options=tuple(_rows(settings, translation, defaults)),
+        options=tuple(_row(setting, translation, defaults.note) for setting in known),
         warnings=tuple(dict.fromkeys(map(hide, translation.warnings))),
         errors=tuple(dict.fromkeys(map(hide, translation.errors))),
+        changed_defaults=frozenset(
+            _name(one) for one in known if not one.is_set and defaults.note(one)
+        ),
     )
 
 
@@ -85,22 +90,28 @@ def _server(settings: Settings) -> dict[str, object]:
     return {setting.name: setting.shown_value for setting in ours}
 
 
-def _rows(
-    settings: Settings, translation: Translation, defaults: ExplainedDefaults
-) -> Iterable[dict[str, object]]:
-    """One row for each option with a value: written ones first."""
+def _known(translation: Translation, defaults: ExplainedDefaults) -> list[Setting]:
+    """The options with a value: written ones first."""
+    settings = translation.settings
     known = [*settings.all_details(), *defaults.rows(settings)]
     if settings.model.model_id is None:
         known.insert(0, _model_row(translation))
-    for setting in sorted([*known, *settings.others], key=lambda setting: not setting.is_set):
-        yield {
-            "name": setting.written.removeprefix("option.") or setting.name,
-            "value": setting.shown_value,
-            "origin": str(setting.origin),
-            "effect": str(setting.effect),
-            "target": ", ".join(setting.targets),
-            "note": mask_urls(_note(setting, translation, defaults.note)),
-        }
+    return sorted([*known, *settings.others], key=lambda setting: not setting.is_set)
+
+
+def _row(setting: Setting, translation: Translation, note: ExplainedNote) -> dict[str, object]:
+    return {
+        "name": _name(setting),
+        "value": setting.shown_value,
+        "origin": str(setting.origin),
+        "effect": str(setting.effect),
+        "target": ", ".join(setting.targets),
+        "note": mask_urls(_note(setting, translation, note)),
+    }
+
+
+def _name(setting: Setting) -> str:
+    return setting.written.removeprefix("option.") or setting.name
 
 
 def _model_row(translation: Translation) -> Setting:
@@ -137,7 +148,8 @@ def _compact(value: object) -> str:
 
 def as_document(explanation: Explanation) -> dict[str, object]:
     """The explanation as one JSON object."""
-    return {field.name: getattr(explanation, field.name) for field in fields(explanation)}
+    names = [field.name for field in fields(explanation) if field.name != "changed_defaults"]
+    return {name: getattr(explanation, name) for name in names}
 
 
 def as_json(explanation: Explanation) -> str:
@@ -145,17 +157,46 @@ def as_json(explanation: Explanation) -> str:
     return json.dumps(as_document(explanation), indent=2, ensure_ascii=False, default=str)
 
 
-_COLUMNS: Final = ("name", "value", "origin", "effect", "target", "note")
+_COLUMNS: Final = ("name", "value", "origin", "effect", "target")
 _WIDEST: Final = MappingProxyType({"value": 40, "origin": 48})
+_TEXT_WIDTH: Final = 100  # of the notes below the rows
+_NOTE_INDENT: Final = " " * 4
+_SET, _CHANGED, _QUIET = "Set", "Defaults that LMI's guides have otherwise", "Defaults"
 
 
-def as_table(explanation: Explanation) -> str:
-    """The explanation for a terminal."""
-    lines = [*_aligned([_COLUMNS, *_cells(explanation)]), "", "Engine arguments"]
+def as_table(explanation: Explanation, *, is_whole: bool = False) -> str:
+    """The explanation for a terminal: what is set, and the defaults that may surprise."""
+    groups: dict[str, list[Mapping[str, object]]] = {_SET: [], _CHANGED: [], _QUIET: []}
+    for row in explanation.options:
+        if row["origin"] != str(DEFAULT_ORIGIN):
+            groups[_SET].append(row)
+        else:
+            changed = row["name"] in explanation.changed_defaults
+            groups[_CHANGED if changed else _QUIET].append(row)
+    quiet = groups.pop(_QUIET)
+    lines = []
+    if is_whole:
+        groups[_QUIET] = quiet
+    for title, rows in groups.items():
+        lines += [title, *_noted(rows), ""] if rows else []
+    if not is_whole:
+        lines += [f"{len(quiet)} more options are at their defaults: --all shows them", ""]
+    lines.append("Engine arguments")
     lines += [f"  {name} = {_compact(value)}" for name, value in explanation.engine_args.items()]
     for title, sentences in _findings(explanation):
         lines += ["", title, *(f"  {sentence}" for sentence in sentences)]
     return "\n".join(lines)
+
+
+def _noted(rows: Sequence[Mapping[str, object]]) -> Iterable[str]:
+    """The rows in columns, the note of each below it."""
+    aligned = _aligned([_cells(row) for row in rows])
+    for line, row in zip(aligned, rows, strict=True):
+        yield line
+        yield from textwrap.wrap(
+            str(row["note"]), _TEXT_WIDTH, initial_indent=_NOTE_INDENT,
+            subsequent_indent=_NOTE_INDENT, break_long_words=False, break_on_hyphens=False,
+        )  # fmt: skip
 
 
 def _findings(explanation: Explanation) -> Iterable[tuple[str, tuple[str, ...]]]:
@@ -168,19 +209,18 @@ def _findings(explanation: Explanation) -> Iterable[tuple[str, tuple[str, ...]]]
     return ((title, sentences) for title, sentences in kinds.items() if sentences)
 
 
-def _cells(explanation: Explanation) -> list[tuple[str, ...]]:
-    """The rows as short texts."""
-    return [
-        tuple(_clip(column, _compact(row[column])) for column in _COLUMNS)
-        for row in explanation.options
-    ]
+def _cells(row: Mapping[str, object]) -> tuple[str, ...]:
+    """The row as short texts."""
+    return tuple(_clip(column, _compact(row[column])) for column in _COLUMNS)
 
 
 def _clip(column: str, text: str) -> str:
-    """`text` on one line, cut to the column's width."""
+    """`text` on one line, cut to the column's width; an origin keeps its end, the file and line."""
     line = " ".join(text.split())
     width = _WIDEST.get(column, len(line))
-    return line if len(line) <= width else f"{line[: width - 1]}…"
+    if len(line) <= width:
+        return line
+    return f"…{line[1 - width :]}" if column == "origin" else f"{line[: width - 1]}…"
 
 
 def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
@@ -194,8 +234,9 @@ def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
 
 def as_markdown(explanation: Explanation) -> str:
     """The explanation as a markdown document."""
-    lines = ["# Configuration", "", _markdown_row(_COLUMNS), _markdown_row(["---"] * 6)]
-    lines += [_markdown_row(cells) for cells in _cells(explanation)]
+    columns = (*_COLUMNS, "note")
+    lines = ["# Configuration", "", _markdown_row(columns), _markdown_row(["---"] * len(columns))]
+    lines += [_markdown_row([*_cells(row), str(row["note"])]) for row in explanation.options]
     arguments = [
         _markdown_row([name, _compact(value)]) for name, value in explanation.engine_args.items()
     ]
@@ -213,3 +254,10 @@ def _markdown_row(cells: Iterable[str]) -> str:
 FORMATS: Final[Mapping[str, Callable[[Explanation], str]]] = MappingProxyType(
     {"table": as_table, "json": as_json, "markdown": as_markdown}
 )
+
+
+def formatted(explanation: Explanation, form: str, *, is_whole: bool) -> str:
+    """The explanation in one of `FORMATS`; a table leaves out defaults unless it `is_whole`."""
+    if form == "table":
+        return as_table(explanation, is_whole=is_whole)
+    return FORMATS[form](explanation)

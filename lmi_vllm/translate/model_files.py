@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from lmi_vllm.checks.model import text_part
-from lmi_vllm.checks.model_config import tensor_names
+from lmi_vllm.checks.model_config import read_directory, tensor_names
 from lmi_vllm.checks.weight_files import weight_problems
 from lmi_vllm.config.secrets import mask_urls
 from lmi_vllm.config.vllm_schema import load_release
@@ -15,6 +15,8 @@ from lmi_vllm.translate.draft import ArgumentDraft, Rule
 
 # Tokenizers that Transformers reads, and those that only mistral_common does.
 _TRANSFORMERS: Final = ("tokenizer.json", "tokenizer.model")
+_CONFIGS: Final = ("config.json", "params.json")
+_OTHERS: Final = ("params.json", "model.py")  # Mistral's layout, and code that serves by itself
 _NOMIC_LENGTH: Final = 2048  # vLLM's, where config.json says none (models/config.py)
 _MISTRAL: Final = ("tekken.json", "tokenizer.model.v*")
 # Parts of the names of weights that turn a state into scores.
@@ -24,6 +26,23 @@ _HEADS: Final = frozenset(
 # In config.json: the scores are those of words (Qwen3-Reranker), so the head is the model's own.
 _HEAD_FROM_TOKENS: Final = ("classifier_from_token", "is_original_qwen3_reranker")
 _READ: Final = frozenset((".safetensors", ".bin", ".pt"))
+
+
+def readable(draft: ArgumentDraft) -> None:
+    """Refuse a folder that is no model before vLLM is imported, which takes half a minute."""
+    folder, values = draft.values.get("model"), draft.values
+    if not isinstance(folder, str) or not is_directory(folder) or values.get("hf_config_path"):
+        return
+    path = Path(folder)
+    if (path / "config.json").is_file():
+        if problem := read_directory(path).problem:
+            draft.fail(f"{draft.label('model')}: {folder}: {problem}")
+        return
+    if any((path / name).is_file() for name in _OTHERS) or any(path.glob("*.gguf")):
+        return
+    inner = sorted(found.parent.name for name in _CONFIGS for found in path.glob(f"*/{name}"))
+    advice = f"; its folder {inner[0]} has one: name {path / inner[0]}" if inner else ""
+    draft.fail(f"{draft.label('model')}: {folder} is no model: it has no config.json{advice}")
 
 
 def mistral_tokenizer(folder: Path) -> str:
@@ -144,4 +163,6 @@ def whole_files(draft: ArgumentDraft) -> None:
             draft.fail(f"the model's weights: {problem}")
 
 
-CHECKPOINT_RULES: Final[tuple[Rule, ...]] = (tokenizer_mode, length, head, weights, whole_files)
+CHECKPOINT_RULES: Final[tuple[Rule, ...]] = (
+    readable, tokenizer_mode, length, head, weights, whole_files
+)  # fmt: skip

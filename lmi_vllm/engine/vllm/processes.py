@@ -26,6 +26,7 @@ from lmi_vllm.engine.vllm.parts import ProcessParts
 from lmi_vllm.engine.vllm.signals import block_ending_signals, heed_only_the_parent
 from lmi_vllm.engine.vllm.workarounds import Scope, apply_to_the_end
 from lmi_vllm.engine.vllm.workarounds.not_finite import is_expected
+from lmi_vllm.telemetry.expected_lines import leave_out_expected
 from lmi_vllm.telemetry.log_format import configure_logging, log_progress_bars
 from lmi_vllm.telemetry.log_handler import ignore_dropped, tell
 
@@ -200,7 +201,11 @@ def log_as_the_server() -> None:
         with contextlib.suppress(KeyError, OSError):  # on another machine, without /proc
             told = os.open(os.environ[DROPPED_LINES_VARIABLE], os.O_WRONLY | os.O_NONBLOCK)
             count = functools.partial(tell, told)
-        configure_logging("json" if kind == "json" else "text", level, count_dropped=count)
+        is_terminal = os.isatty(_STDERR)
+        handler = configure_logging(
+            "json" if kind == "json" else "text", level, count_dropped=count
+        )
+        leave_out_expected(handler, os.environ, is_terminal=is_terminal)
 
 
 def keep_bars_out_of_the_log() -> None:

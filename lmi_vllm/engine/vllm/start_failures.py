@@ -25,6 +25,11 @@ _FULL_DISK: Final = re.compile(r"No space left on device|Disk quota exceeded")
 # Where an engine that starts writes, besides the folder of temporary files.
 _WRITTEN: Final = ("VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 _FULL_BYTES: Final = 64 * 1024**2  # what is left when a library or a kernel did not fit
+# What pydantic writes around the text of each check of vLLM's.
+_PYDANTIC_BEGIN: Final = re.compile(
+    r"^(?:\w*Error: )?\d+ validation errors? for \w+ (?:Value error, )?"
+)
+_PYDANTIC_END: Final = re.compile(r" \[type=\w+, input_value=.*$")
 _HEAD, _TAIL = 300, 700  # characters of a long text that are kept
 _DISK_PART: Final = 150
 
@@ -45,6 +50,7 @@ def start_error_of(
         text = ended_so(f"the engine did not start: its process {name} ended", int(code), oom_kills)
         return (EngineMemoryError if oom_kills.words() else EngineStartError)(text)
     whole = " ".join((cause or f"{type(error).__name__}: {error}").split())
+    whole = _PYDANTIC_END.sub("", _PYDANTIC_BEGIN.sub("", whole))
     if full := _FULL_DISK.search(whole):
         text = _shortened(whole, _DISK_PART, _DISK_PART)
         return EngineStartError(
@@ -68,13 +74,25 @@ def start_error_of(
 
 def with_argument(text: str, arguments: EngineArguments) -> str:
     """Return the problem with the argument whose value vLLM's message names."""
-    text = " ".join(text.split())
+    text = _PYDANTIC_END.sub("", " ".join(text.split()))
     named = [
         f"{name} from {arguments.origin_of(name)}"
         for name, value in arguments.values.items()
-        if isinstance(value, str) and name != "model" and repr(value) in text
+        if name != "model" and _is_named(name, value, text)
     ]
     return f"{text} ({', '.join(named)})" if named else text
+
+
+def _is_named(name: str, value: object, text: str) -> bool:
+    """Whether a text is about this value: a word that it quotes, a number beside its name."""
+    if isinstance(value, str):
+        return repr(value) in text
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return (
+        is_number
+        and name in text
+        and re.search(rf"(?<!\d){re.escape(str(value))}(?!\d)", text) is not None
+    )
 
 
 def _shortened(text: str, head: int, tail: int) -> str:

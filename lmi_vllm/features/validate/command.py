@@ -10,6 +10,7 @@ from typing import Final
 
 from lmi_vllm.checks.model_config import ModelFiles, read_directory
 from lmi_vllm.commands.explain import (
+    add_format_arguments,
     add_source_arguments,
     command_line_of,
     reader_of,
@@ -23,7 +24,7 @@ from lmi_vllm.features.validate.model_shape import read_shape
 from lmi_vllm.sources.archives import is_archive
 from lmi_vllm.translate.arguments import ModelReader, Translation
 from lmi_vllm.translate.configuration import Configuration
-from lmi_vllm.translate.explain import FORMATS, Explanation
+from lmi_vllm.translate.explain import Explanation, formatted
 
 _MIB: Final = 1 << 20
 _SETTINGS_ALONE: Final = "the settings alone"
@@ -33,7 +34,7 @@ _NVIDIA_SMI_SECONDS: Final = 5.0
 
 def add_arguments(parser: argparse.ArgumentParser, _: Configuration) -> None:
     """Add this command's flags."""
-    parser.add_argument("--format", choices=tuple(FORMATS), default="table", help="output format")
+    add_format_arguments(parser)
     parser.add_argument("--config", metavar="DIR", help="directory of the model's config.json")
     parser.add_argument("--device-memory", type=float, metavar="GIB", help="memory of one GPU")
     add_source_arguments(parser)
@@ -59,7 +60,7 @@ def run(
     if files.config is not None:
         checked = _checked(translation, files, arguments.config, memory)
         result = replace(result, checked=tuple(checked))
-    write_answer(FORMATS[arguments.format](result))
+    write_answer(formatted(result, arguments.format, is_whole=arguments.all))
     return result.exit_code
 
 

@@ -191,3 +191,22 @@ def test_code_in_the_store_stays_beside_weights_of_another_folder(
     model = locate({"HF_MODEL_ID": str(weights)})
     assert model is not None
     assert (model.model, model.directory) == (str(weights), store)
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("serving.properties", "serving.properties use --model-store ."),
+        ("config.json", "use --model ."),
+        ("notes.txt", "or start with load_models=NONE"),
+    ],
+)
+def test_model_in_the_working_directory_is_named(
+    tmp_path: Path, locate: Locate, monkeypatch: pytest.MonkeyPatch, name: str, advice: str
+) -> None:
+    """It is not looked for there; the error says how to serve it."""
+    touch(tmp_path, name)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelSourceError) as error:
+        locate()
+    assert str(error.value).endswith(advice)

@@ -11,9 +11,9 @@ import pytest
 from lmi_vllm.config.secrets import is_secret, mask_value
 from lmi_vllm.config.vllm_schema import load_release
 from lmi_vllm.demo import DEMO_MODEL_DIR
-from lmi_vllm.messages import MediaPolicy, RequestLimits
+from lmi_vllm.messages import MediaPolicy, Origin, OriginKind, RequestLimits
 from lmi_vllm.translate.devices import Devices, detect_devices
-from lmi_vllm.translate.explain import FORMATS
+from lmi_vllm.translate.explain import FORMATS, Explanation, as_document, formatted
 from tests.support.assembled import (
     explain,
     load_settings,
@@ -133,9 +133,33 @@ def test_table_and_markdown_hold_every_option_and_argument(explained: ExplainRun
     environ = {"HF_MODEL_ID": "a/b", "SERVING_MODEL_STORE": "/nonexistent"}
     explanation = explain(translate_start(load_settings(environ), environ, Devices(4)))
     for form in ("table", "markdown"):
-        text = FORMATS[form](explanation)
+        text = formatted(explanation, form, is_whole=True)
         assert all(str(row["name"]) in text for row in explanation.options)
         assert all(name in text for name in explanation.engine_args)
+
+
+def test_table_shows_what_is_set_and_counts_the_rest(explained: ExplainRun) -> None:
+    """The origin keeps its file and line; a default that LMI's guides have otherwise is shown."""
+    folder = "/srv/" + "deep/" * 20
+    origin = Origin(OriginKind.FILE, f"{folder}serving.properties", 12)
+    row = {"effect": "ours", "target": "", "note": "A note. " * 20}
+    options = (
+        {"name": "written", "value": "1", "origin": str(origin), **row},
+        {"name": "surprising", "value": 2, "origin": "default", **row},
+        {"name": "quiet", "value": 3, "origin": "default", **row},
+    )
+    explanation = Explanation({}, {}, options, (), (), changed_defaults=frozenset({"surprising"}))
+    short, whole = (
+        formatted(explanation, "table", is_whole=is_whole) for is_whole in (False, True)
+    )
+    assert "deep/serving.properties line 12" in short
+    assert max(map(len, short.splitlines())) <= 110
+    assert "surprising  2" in short
+    assert "1 more options are at their defaults: --all shows them" in short
+    assert "quiet  3" in whole
+    assert "quiet" not in short
+    assert "--all" not in whole
+    assert as_document(explanation).keys() == explained("").document.keys()
 
 
 def test_text_that_is_no_utf8_is_shown_as_escapes() -> None:

@@ -160,3 +160,29 @@ def test_gguf_alone_is_refused(tmp_path: Path) -> None:
     assert "HF_MODEL_ID" in error
     weights(tmp_path, "model.norm.weight")
     assert not [text for text in translated(tmp_path, PLAIN).errors if "GGUF" in text]
+
+
+@pytest.mark.parametrize(
+    ("files", "error"),
+    [
+        ({}, "is no model: it has no config.json"),
+        ({"model.safetensors": ""}, "is no model: it has no config.json"),
+        ({"inner/config.json": "{}"}, "its folder inner has one: name {folder}/inner"),
+        ({"config.json": '{"a":'}, "config.json cannot be read: Expecting value"),
+        ({"config.json": "[]"}, "config.json is no JSON object"),
+        ({"params.json": "{}"}, ""),
+        ({"model.py": ""}, ""),
+    ],
+)
+def test_folder_that_is_no_model_is_refused(
+    tmp_path: Path, files: dict[str, str], error: str
+) -> None:
+    """Before vLLM is imported; the error names the setting and what lies there."""
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    environ = {"HF_MODEL_ID": str(tmp_path)}
+    errors = translate_start(load_settings(environ), environ, Devices()).errors
+    found = [text for text in errors if "model (HF_MODEL_ID)" in text and str(tmp_path) in text]
+    assert bool(found) is bool(error)
+    assert error.format(folder=tmp_path) in "".join(found)

@@ -1,0 +1,42 @@
+"""Lines of vLLM's log that a user can do nothing about, or that a terminal has no room for."""
+
+import logging
+from collections.abc import Mapping
+from typing import Final
+
+_LEVEL: Final = "VLLM_LOGGING_LEVEL"
+# How warnings of vLLM 0.31 to 0.33 begin that say what this server or the platform has chosen.
+_EXPECTED: Final = (
+    "Triton is installed, but doesn't include CPU backend",
+    "Triton is not installed. triton-cpu is expected",
+    "Model Runner V2 requires Triton",
+    "The global random seed is set to",  # the engine is a process of its own
+    "Reset SSM cache type",
+    "Enforce eager set, disabling",
+    "Inductor compilation was disabled by user settings",
+)
+_DEPRECATED: Final = "vllm/"  # a warning of Python's about a line of vLLM's code
+_WARNINGS: Final = "py.warnings"
+
+
+def is_news(record: logging.LogRecord) -> bool:
+    """Whether to keep a line: not those that every start on such a machine has."""
+    if record.levelno > logging.WARNING:
+        return True
+    if record.name == _WARNINGS:
+        return _DEPRECATED not in record.getMessage().partition(":")[0]
+    return not record.name.startswith("vllm") or not record.msg.startswith(_EXPECTED)
+
+
+def leave_out_expected(
+    handler: logging.Handler, environ: Mapping[str, str], *, is_terminal: bool
+) -> None:
+    """Keep such lines out of the log, and what vLLM says below a warning off a terminal.
+
+    Both are there with the level debug, or where VLLM_LOGGING_LEVEL says what vLLM logs.
+    """
+    if _LEVEL in environ or logging.getLogger().level < logging.INFO:
+        return
+    handler.addFilter(is_news)
+    if is_terminal:
+        logging.getLogger("vllm").setLevel(logging.WARNING)
