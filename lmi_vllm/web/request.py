@@ -23,7 +23,9 @@ from lmi_vllm.web.rerouting import CUSTOM_ATTRIBUTES, MakeRequest, rerouted
 
 _READS: Final = frozenset({"GET", "HEAD"})
 # Routes for a platform's probes, without a key.
-OPEN_PATHS: Final = frozenset({"/ping", "/live", "/ready", "/health"})
+OPEN_PATHS: Final = frozenset(
+    {"/ping", "/live", "/ready", "/health", "/v1/health/ready", "/v1/health/live"}
+)
 # Routes whose streams have their own lane -> the kind of call; and the list of models, to which
 # adapters are added. All others of vLLM's are the engine's (web/engine_routes.py).
 OPENAI_ROUTES: Final = MappingProxyType(

@@ -7,7 +7,7 @@ from lmi_vllm.web.request import Routes, WebOptions
 from tests.conftest import ServeScripted
 from tests.web.conftest import lifecycle_of
 
-READINESS = ("/ping", "/ready")
+READINESS = ("/ping", "/ready", "/v1/health/ready")  # the last is what charts for NIM probe
 HEALTH_PATHS = (*READINESS, "/health")
 LISTENERS = {"one": Routes.ALL, "main": Routes.INFERENCE, "management": Routes.MANAGEMENT}
 METHODS = {"GET": 200, "HEAD": 200, "POST": 200, "PUT": 405, "DELETE": 405, "OPTIONS": 405}
@@ -116,8 +116,12 @@ async def test_health_is_liveness_once_the_model_was_ready(
     """/health is 503 before the first token and when only a restart helps; on each address."""
     client = await serve(is_ready=False, options=WebOptions(routes=routes))
     happened(lifecycle_of(client))
-    asked = {path: (await client.get(path)).status for path in (*HEALTH_PATHS, "/live")}
-    assert asked == {"/ping": ping, "/ready": ping, "/health": health, "/live": live}
+    paths = (*HEALTH_PATHS, "/live", "/v1/health/live")
+    asked = {path: (await client.get(path)).status for path in paths}
+    assert asked == {
+        **dict.fromkeys(READINESS, ping), "/health": health,
+        "/live": live, "/v1/health/live": live,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("path", [*HEALTH_PATHS, "/live", "/v2/health/live"])

@@ -10,9 +10,12 @@ from types import MappingProxyType
 from typing import Final
 
 from lmi_vllm.config.option_table import OptionTable
+from lmi_vllm.config.options import ALIAS_VARIABLES
+from lmi_vllm.config.other_servers.nim_variables import NIM_PREFIX, advice_for
 from lmi_vllm.config.other_servers.replacement import Replacement
 from lmi_vllm.config.other_servers.tgi_variables import (
     TGI_ONLY_NAMES,
+    TGI_PAIRS,
     TGI_VARIABLES,
     pair_replacements,
 )
@@ -23,6 +26,7 @@ from lmi_vllm.messages import Origin, OriginKind
 
 # Names that other launchers read, too.
 _MODEL_NAMES: Final = ("MODEL_ID", "HF_MODEL_ID")
+_OF_NO_PROGRAM: Final = ("HOSTNAME", "MASTER_ADDR", "MASTER_PORT")  # of shells, and of torch
 _OTHER_PREFIXES: Final = MappingProxyType(
     {
         "SM_SGLANG_": "it is for SGLang's image; engine arguments here are OPTION_<NAME> or flags",
@@ -196,8 +200,7 @@ def of_images(
         unknown += [
             f"{name} is of TGI's launcher and is not read here: lmi-vllm migrate --from tgi "
             "converts such variables"
-            for name in TGI_ONLY_NAMES
-            if environ.get(name)
+            for name in _unread_of_tgi(environ)
         ]
         return replace(found, unknown=tuple(unknown))
     tgi = from_tgi(environ, options)
@@ -209,11 +212,30 @@ def of_images(
     )
 
 
+def _unread_of_tgi(environ: Mapping[str, str]) -> list[str]:
+    """Return the variables of TGI's launcher that have no meaning here.
+
+    Names that other programs have, too (`DTYPE`, `PORT`), are TGI's beside one that only TGI has.
+    """
+    given = [name for name in TGI_ONLY_NAMES if environ.get(name)]
+    if all(name in _MODEL_NAMES for name in given):
+        return given
+    aliases = {alias.source for alias in ALIAS_VARIABLES}
+    shared = (
+        name
+        for name in (*TGI_VARIABLES, *TGI_PAIRS)
+        if environ.get(name) and name not in (*given, *aliases, *_MODEL_NAMES, *_OF_NO_PROGRAM)
+    )
+    return [*given, *shared]
+
+
 def _without_meaning(environ: Mapping[str, str]) -> Iterator[str]:
     """Yield a sentence for each variable of a launcher that has no counterpart by its name."""
     for name in environ:
         if name == _RESOLVER_FOLDER and _resolves_adapters(environ):
             continue
+        if name.startswith(NIM_PREFIX):
+            yield f"{name} has no effect: {advice_for(name)}"
         for prefix, advice in _OTHER_PREFIXES.items():
             if name.startswith(prefix):
                 yield f"{name} has no effect: {advice}"

@@ -267,8 +267,18 @@ def _find(written: str, name: str) -> VllmArgument | None:
     short = next((row for row in arguments.values() if written in row.also), None)
     if short is not None or not written.startswith("--"):
         return short
-    longer = [row for known, row in arguments.items() if known.startswith(name)]
+    longer = _with_prefix(written)
     return longer[0] if len(longer) == 1 else None  # argparse takes a prefix of one flag
+
+
+def _with_prefix(written: str) -> list[VllmArgument]:
+    """Return the arguments that a shortened flag may mean, by any of their flags."""
+    prefix = written.replace("_", "-")
+    return [
+        row
+        for name, row in _all_arguments().items()
+        if any(flag.startswith(prefix) for flag in (f"--{name.replace('_', '-')}", *row.also))
+    ]
 
 
 def read_variables(environ: Mapping[str, str]) -> list[Flag]:

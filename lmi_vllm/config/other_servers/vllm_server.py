@@ -5,6 +5,7 @@ from types import MappingProxyType
 from typing import Final
 
 from lmi_vllm.config.option_table import OptionTable
+from lmi_vllm.config.options.row import EffectWord
 from lmi_vllm.config.other_servers.replacement import (
     Converter,
     Replacement,
@@ -15,6 +16,7 @@ from lmi_vllm.config.other_servers.replacement import (
 )
 from lmi_vllm.config.other_servers.vllm_flags import Flag
 from lmi_vllm.config.parsers import words
+from lmi_vllm.config.variable_names import SAGEMAKER_PREFIX
 from lmi_vllm.config.vllm_schema import load_release
 
 _NO_CLIENT_CERTIFICATES: Final = "client certificates are not checked; put a proxy in front"
@@ -63,7 +65,7 @@ FRONT_END: Final[Mapping[str, Converter]] = MappingProxyType(
         "ssl_keyfile": same_in_variable("SERVING_PRIVATE_KEY_FILE"),
         "ssl_certfile": same_in_variable("SERVING_CERTIFICATE_FILE"),
         "tool_server": refused("tool servers are not supported"),
-        "headless": refused("one process serves one node"),
+        "headless": refused("one process serves one node; a node that follows has --node-rank"),
         "grpc": refused("there is no gRPC server"),
         "ssl_ca_certs": refused(_NO_CLIENT_CERTIFICATES),
         "ssl_cert_reqs": _client_certificates,
@@ -72,6 +74,7 @@ FRONT_END: Final[Mapping[str, Converter]] = MappingProxyType(
 )
 _SERVER_SETTINGS: Final = MappingProxyType({"shutdown_timeout": "SERVING_SHUTDOWN_TIMEOUT"})
 _OPTIONS: Final = MappingProxyType({"model": "model_id"})
+_FOLLOWS: Final = not_needed("a node with a number above 0 answers no requests anyway")
 _OTHER: Final = not_needed("it belongs to vLLM's own HTTP server, which this server replaces")
 
 
@@ -80,7 +83,8 @@ def replacement_of(flag: Flag, flags: Sequence[Flag], options: OptionTable) -> R
     if flag.problem:
         return Replacement(None, why=problem_of(flag, options), is_refused=True)
     if flag.name in FRONT_END:
-        return FRONT_END[flag.name](flag.text)
+        is_said_by_rank = flag.name == "headless" and _is_follower(flags)
+        return (_FOLLOWS if is_said_by_rank else FRONT_END[flag.name])(flag.text)
     if flag.name in _SERVER_SETTINGS:  # vLLM's engine has it, and here the server does it
         return variable(_SERVER_SETTINGS[flag.name], flag.text)
     if flag.name in ("host", "port"):
@@ -90,22 +94,38 @@ def replacement_of(flag: Flag, flags: Sequence[Flag], options: OptionTable) -> R
     return _OTHER(flag.text)
 
 
+def _is_follower(flags: Sequence[Flag]) -> bool:
+    """Whether the command is of one of several nodes that is not the leader."""
+    given = {flag.name: flag.text for flag in flags}
+    return given.get("nnodes", "1") != "1" and given.get("node_rank", "0") != "0"
+
+
 def problem_of(flag: Flag, options: OptionTable) -> str:
     """Return why a flag cannot be used; one that vLLM lacks may be an option of this server's."""
     if not flag.is_unknown or (row := options.find(flag.name)) is None:
         return flag.problem
+    no_flag = f"vLLM {load_release().release} has no such flag"
+    if row.effect.word in (EffectWord.WARNS, EffectWord.NONE):  # advice without any effect
+        return f"{no_flag}; leave it out: {row.effect.text}"
+    if row.name == "model_id":
+        return f"{no_flag}; name the model by --model, or as the first word"
     return (
-        f"vLLM {load_release().release} has no such flag; option.{row.name} is this server's own: "
+        f"{no_flag}; option.{row.name} is this server's own: "
         f"set OPTION_{row.name.upper()}, or write it into serving.properties"
     )
 
 
 def vllm_address(flags: Sequence[Flag]) -> str:
-    """Return where `vllm serve` listens: its socket, or a URL, https with a key or certificate."""
+    """Return where `vllm serve` listens: its socket, or a URL, https with a key or certificate.
+
+    The scripts that read `SM_VLLM_*` give it the port of SageMaker, 8080.
+    """
     given = {flag.name: flag.text for flag in flags}
     if "uds" in given:
         return f"unix:{given['uds']}"
     scheme = "https" if given.keys() & {"ssl_keyfile", "ssl_certfile"} else "http"
     host = given.get("host") or "0.0.0.0"
     host = f"[{host}]" if ":" in host and not host.startswith("[") else host
-    return f"{scheme}://{host}:{given.get('port') or '8000'}"
+    is_sagemaker = any(SAGEMAKER_PREFIX in flag.written for flag in flags)
+    port = given.get("port") or ("8080" if is_sagemaker else "8000")
+    return f"{scheme}://{host}:{port}"

@@ -4,13 +4,14 @@ from collections.abc import Collection, Mapping
 from typing import Final
 
 from lmi_vllm.config.options import ALIAS_VARIABLES
+from lmi_vllm.config.other_servers.nim_variables import NIM_PREFIX, advice_for
 from lmi_vllm.config.other_servers.replacement import Replacement, variable
-from lmi_vllm.config.other_servers.tgi_variables import TGI_VARIABLES
+from lmi_vllm.config.other_servers.tgi_variables import TGI_ONLY_NAMES, TGI_PAIRS, TGI_VARIABLES
 from lmi_vllm.config.secrets import mask_text
 from lmi_vllm.config.setting import UNSET_TEXTS, Setting
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.config.variable_names import OPTION_PREFIX, SERVING_PREFIX, option_key
-from lmi_vllm.features.migrate.migration import Migration
+from lmi_vllm.features.migrate.migration import Migration, SourceServer
 
 # Read here, or by the libraries below, under the same names.
 _SAME: Final = (
@@ -52,7 +53,18 @@ def carry(
         elif is_ours or (name.startswith(_SAME) and name not in _OF_TGI):
             migration.add(source, variable(name, text))
         else:
-            migration.add(source, variable(name, text, "kept; this server does not read it"))
+            migration.add(source, variable(name, text, _why_kept(migration, environ, name)))
+
+
+def _why_kept(migration: Migration, environ: Mapping[str, str], name: str) -> str:
+    """Say why a variable that this server does not read is kept."""
+    if name.startswith(NIM_PREFIX):
+        return advice_for(name)
+    is_of_tgi = name in TGI_VARIABLES or name in TGI_PAIRS
+    has_tgi = is_of_tgi and any(environ.get(one) for one in TGI_ONLY_NAMES)
+    if has_tgi and migration.server is SourceServer.LMI:
+        return "it is of TGI's launcher and is not read here: migrate --from tgi converts it"
+    return "kept; this server does not read it"
 
 
 def _why_unused(

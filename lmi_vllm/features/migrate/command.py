@@ -36,10 +36,11 @@ AUTO = "auto"
 
 def add_arguments(parser: argparse.ArgumentParser, _: Configuration) -> None:
     """Add this command's flags."""
-    parser.add_argument("--from", dest="server", choices=(AUTO, *SourceServer), default=AUTO,
+    servers = (AUTO, *(server.value for server in SourceServer))
+    parser.add_argument("--from", dest="server", choices=servers, default=AUTO,
                         help="which server the configuration is for")  # fmt: skip
     parser.add_argument("--properties", metavar="FILE", help="a serving.properties")
-    about = "variables: lines, JSON, YAML, docker run, Dockerfile, Python (default: our own)"
+    about = "variables: lines, JSON, YAML, docker run, Dockerfile, code (default: our own)"
     parser.add_argument("--environment", metavar="FILE", help=about)
     parser.add_argument("--output", metavar="FILE", help="write serving.properties there")
     parser.add_argument(
@@ -119,7 +120,8 @@ def _nothing_read(arguments: argparse.Namespace) -> int:
     given = arguments.environment or arguments.properties or "our own environment"
     about = (
         f"nothing to migrate in {given}: NAME=value lines, JSON or YAML with an Environment, "
-        "`docker run -e NAME=value`, a Dockerfile's ENV and a Python dict can be read"
+        "`docker run -e NAME=value`, a Dockerfile's ENV, a Python dict, Terraform and JavaScript "
+        "can be read"
     )
     print(f"lmi-vllm: error: {about}", file=sys.stderr)
     return 2

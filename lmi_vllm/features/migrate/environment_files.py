@@ -21,7 +21,14 @@ _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
 _MAPS: Final = ("Environment", "environment", "env", "Env", "EnvironmentVariables")
 _BOMS: Final = ((b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16"), (b"\xef\xbb\xbf", "utf-8-sig"))
 Variables = dict[str, str | None]
+# The word behind `vllm serve`, also in a list of words.
+_SERVED_MODEL: Final = re.compile(r"""\bvllm\b[^\n]*?\bserve["',\s]+([\w./][^\s"',\]]*)""")
 _FLAG: Final = re.compile(r"(?<![\w-])--[a-z][\w-]+")
+_BLOCK: Final = re.compile(r"\benvironment\w*\s*[:=]\s*\{|\benv\s*[:=]\s*\{", re.IGNORECASE)
+_ENTRY: Final = re.compile(
+    r"""(?:^|[{,])\s*["']?([A-Z][A-Z0-9_]*)["']?\s*[:=]\s*("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|[^,\n}]+)""",
+    re.MULTILINE,
+)
 _LINE: Final = re.compile(r"(export )?[A-Z][A-Za-z0-9_.]*=")
 
 
@@ -39,15 +46,16 @@ def read_environment(path: str) -> Variables:
 
 
 def flags_in(path: str) -> list[str]:
-    """Return the flags of vLLM's and TGI's servers in a file, outside comments.
+    """Return the model and flags of vLLM's and TGI's servers in a file, outside comments.
 
     They are arguments of a container's command, which are not read as variables.
     """
-    lines = (line for line in _read(path).splitlines() if not line.lstrip().startswith("#"))
+    lines = [line for line in _read(path).splitlines() if not line.lstrip().startswith("#")]
     words = dict.fromkeys(_FLAG.findall("\n".join(lines)))
     known = {f"--{name.replace('_', '-')}" for name in vllm_argument_names()}
     known |= {f"--{name.lower().replace('_', '-')}" for name in TGI_VARIABLES}
-    return [word for word in words if word.replace("_", "-") in known]
+    models = _SERVED_MODEL.findall("\n".join(lines))
+    return [*models, *(word for word in words if word.replace("_", "-") in known)]
 
 
 def _read(path: str) -> str:
@@ -186,6 +194,21 @@ def _constant(node: ast.expr) -> str | None:
     return str(node.value).lower() if isinstance(node.value, bool) else str(node.value)
 
 
+def _from_blocks(text: str) -> Variables:
+    """Variables of `environment = {` in Terraform, and of `Environment: {` in JavaScript."""
+    if not _BLOCK.search(text):
+        return {}
+    return {name: _literal(value.strip()) for name, value in _ENTRY.findall(text)}
+
+
+def _literal(text: str) -> str | None:
+    """The text of a literal of code; None for an expression, also inside of a text."""
+    if text[:1] in ("'", '"'):
+        return None if "${" in text else re.sub(r"\\(.)", r"\1", text[1:-1])
+    match = re.fullmatch(r"(true|false|[\d.]+)(\s*(#|//).*)?", text)
+    return match[1] if match else None
+
+
 def _from_plain_lines(text: str) -> Variables:
     """Variables of a file in which every line is one."""
     lines = [line.strip() for line in text.split("\n")]
@@ -218,5 +241,6 @@ _FORMS: Final[tuple[Callable[[str], Variables], ...]] = (
     _from_command,
     _from_dockerfile,
     _from_python,
+    _from_blocks,
     _from_lines,
 )

@@ -1,17 +1,19 @@
 """Flags and variables of other servers as texts with their origins."""
 
 import argparse
+import re
 from pathlib import Path
 
 import pytest
 
 from lmi_vllm.assembly import configuration
-from lmi_vllm.config.other_servers import vllm_flags
+from lmi_vllm.config.other_servers import nim_variables, vllm_flags
 from lmi_vllm.config.other_servers.as_settings import (
     from_flags,
     from_sagemaker,
     from_tgi,
     names_tgi,
+    of_images,
     split_words,
 )
 from lmi_vllm.config.parsers import lora_modules
@@ -80,7 +82,7 @@ IN_THE_IMAGE = {"SERVING_INFERENCE_ADDRESS": "http://0.0.0.0:8080"}  # its ENV
         ({"SERVING_INFERENCE_ADDRESS": "http://127.0.0.1:7777"}, "http://127.0.0.1:7777"),
         ({"SM_VLLM_PORT": "9000"}, "http://0.0.0.0:9000"),
         ({**IN_THE_IMAGE, "SM_VLLM_PORT": "9000"}, "http://0.0.0.0:9000"),
-        ({**IN_THE_IMAGE, "SM_VLLM_HOST": "127.0.0.1"}, "http://127.0.0.1:8000"),
+        ({**IN_THE_IMAGE, "SM_VLLM_HOST": "127.0.0.1"}, "http://127.0.0.1:8080"),
         ({**IN_THE_IMAGE, "SAGEMAKER_BIND_TO_PORT": "9001"}, "http://0.0.0.0:9001"),
     ],
 )
@@ -207,3 +209,70 @@ def test_flag_of_an_older_release_names_the_option_that_stands_for_it() -> None:
     (error,) = from_flags(["--task", "embed"], OPTIONS).errors
     assert "option.task" in error
     assert "OPTION_TASK" in error
+
+
+@pytest.mark.parametrize(
+    ("environ", "address"),
+    [
+        ({"SM_VLLM_HOST": "0.0.0.0"}, "http://0.0.0.0:8080"),
+        ({"SM_VLLM_HOST": "::", "SM_VLLM_SSL_KEYFILE": "k"}, "https://[::]:8080"),
+        ({"SM_VLLM_HOST": "0.0.0.0", "SM_VLLM_PORT": "9000"}, "http://0.0.0.0:9000"),
+    ],
+)
+def test_port_of_sagemaker_s_variables_is_sagemaker_s(
+    environ: dict[str, str], address: str
+) -> None:
+    """AWS's script gives vLLM `--port 8080`; an endpoint on 8000 never became healthy."""
+    values = {raw.key: raw.text for raw in from_sagemaker(environ, OPTIONS).values}
+    assert values["SERVING_INFERENCE_ADDRESS"] == address
+
+
+@pytest.mark.parametrize(
+    ("flag", "advice"),
+    [
+        ("--swap-space", "leave it out: vLLM has dropped it"),
+        ("--device", "leave it out: vLLM finds the device itself"),
+        ("--model-id", "name the model by --model"),
+    ],
+)
+def test_flag_whose_option_has_no_effect_is_to_be_left_out(flag: str, advice: str) -> None:
+    """To set an option in its place was advice that changed nothing."""
+    (error,) = from_flags([flag, "4"], OPTIONS).errors
+    assert advice in error
+    assert "OPTION_" not in error
+
+
+@pytest.mark.parametrize("words", ["--nnodes 2 --node-rank 1", "--nnodes 2 --node-rank 3"])
+def test_node_that_follows_needs_no_headless(words: str) -> None:
+    """VLLM's command of such a node has the flag; alone, or on the leader, it is refused."""
+    found = from_flags(["/m", "--headless", *words.split()], OPTIONS)
+    assert not found.errors
+    assert "--headless has no effect" in found.warnings[0]
+    assert from_flags(["/m", "--headless", "--nnodes", "2"], OPTIONS).errors
+
+
+def test_variables_of_tgi_that_others_have_too_are_named() -> None:
+    """SageMaker's TGI endpoints have HF_MODEL_ID, so nothing of TGI's is read."""
+    environ = {
+        "HF_MODEL_ID": "a/b", "SM_NUM_GPUS": "1", "MAX_TOTAL_TOKENS": "64", "DTYPE": "bfloat16",
+        "CUDA_GRAPHS": "1,2", "PORT": "8080", "HOSTNAME": "6f1", "MAX_BATCH_SIZE": "4",
+    }  # fmt: skip
+    named = {text.split()[0] for text in of_images(environ, OPTIONS, has_model=True).unknown}
+    assert named == {"MAX_TOTAL_TOKENS", "DTYPE", "CUDA_GRAPHS", "PORT"}
+    assert not of_images({"DTYPE": "x", "PORT": "1"}, OPTIONS, has_model=True).unknown
+
+
+def test_variables_of_nim_are_named_with_what_says_the_same() -> None:
+    """They passed silently."""
+    environ = {"NIM_MODEL_PATH": "hf://a/b", "NIM_MAX_MODEL_LEN": "64", "NIM_X": "1"}
+    unknown = of_images(environ, OPTIONS, has_model=False).unknown
+    assert [text.split()[0] for text in unknown] == [*environ]
+    assert "HF_MODEL_ID" in unknown[0]
+    assert "OPTION_MAX_MODEL_LEN" in unknown[1]
+
+
+def test_every_variable_of_nim_names_one_that_exists() -> None:
+    """Its counterpart is an option or a variable of ours."""
+    for name, advice in nim_variables._ADVICE.items():
+        for word in re.findall(r"OPTION_[A-Z_]+", advice):
+            assert OPTIONS.find(word.removeprefix("OPTION_").lower()) is not None, name

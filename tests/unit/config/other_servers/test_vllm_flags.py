@@ -54,6 +54,7 @@ def test_flag_of_a_later_release_is_not_known(monkeypatch: pytest.MonkeyPatch) -
             {"compilation_config": '{"cudagraph_capture_sizes": ["1", "2"]}'},
         ),
         ("--max-mod 300 /m", {"max_model_len": "300", "model": "/m"}),
+        ("--device-memory 0.5", {"gpu_memory_utilization": "0.5"}),
         ("vllm serve /m --enforce-eager", {"model": "/m", "enforce_eager": "true"}),
         ("--enforce-eager /m", {"model": "/m", "enforce_eager": "true"}),
         ("--enable-lora true /m", {"model": "/m", "enable_lora": "true"}),
@@ -75,6 +76,7 @@ def test_words_belong_to_the_flag_that_takes_them(words: str, expected: dict[str
         ("/m --model /n", "--model /n names another model"),
         ("/m /n", "only one word without a flag is read, the model (/m)"),
         ("--no-such-flag 3 4", "has no such flag"),
+        ("--device cuda", "has no such flag"),  # of --device-ids and --device-memory-utilization
         ("--max-model-len", "a value is needed"),
         ("--served-model-name --port 1", "a value is needed"),
         ("--model-id m", "migrate --from tgi"),

@@ -42,6 +42,11 @@ FORMS = {
     "dockerfile": "FROM x\nENV HF_MODEL_ID=a/b OPTION_DTYPE=bf16\nENV OPTION_X '{\"k\": 1}'\n",
     "python": "model = Model(image, env={'HF_MODEL_ID': 'a/b', 'OPTION_DTYPE': str('bf16'),\n"
     "  'OPTION_X': '{\"k\": 1}'})\n",
+    "terraform": 'resource "aws_sagemaker_model" "m" {\n  primary_container {\n    image = "i"\n'
+    '    environment = {\n      HF_MODEL_ID = "a/b"\n      OPTION_DTYPE = "bf16"\n'
+    '      "OPTION_X" = "{\\"k\\": 1}"\n    }\n  }\n}\n',
+    "javascript": "new CreateModelCommand({ PrimaryContainer: { Image: uri, Environment: {\n"
+    "  HF_MODEL_ID: 'a/b', 'OPTION_DTYPE': \"bf16\",\n  OPTION_X: '{\"k\": 1}' } } });\n",
 }  # fmt: skip
 
 
@@ -61,6 +66,9 @@ def test_values_that_a_file_does_not_hold_are_named(tmp_path: Path) -> None:
         "env:\n- name: A\n  value: x\n- name: B\n  valueFrom: {secretKeyRef: {name: s}}\n",
         "env = {'A': 'x', 'B': json.dumps(count)}\n",
         "docker run -e A=x -e B image\n",
+        'environment = {\n  A = "x" # why\n  B = var.b\n}\n',
+        "environment: {\n  A: 'x', // why\n  B: process.env.B,\n}\n;",
+        'environment = {\n  A = "x"\n  B = "${var.b}"\n}\n',
     ):
         file.write_text(text, "utf-8")
         assert read_environment(str(file)) == {"A": "x", "B": None}
@@ -165,6 +173,7 @@ def test_flags_of_tgis_launcher_are_read(
         "docker run text-generation-inference:3 --model-id acme/x --num-shard 2\n",
         'services:\n  s:\n    environment: {A: b}\n    command: ["--model", "acme/x"]\n',
         "FROM x\nENV HF_TOKEN=hf_x\nCMD vllm serve acme/x --max-model-len 64\n",
+        'env: [{name: A, value: b}]\ncommand: ["vllm", "serve", "acme/x"]\n',
     ],
 )
 def test_arguments_of_a_command_are_named(
@@ -178,5 +187,33 @@ def test_arguments_of_a_command_are_named(
     arguments = parser.parse_args(["--environment", str(file)])
     assert migrate.run(arguments, {}, CONFIGURATION) == 2
     shown = capsys.readouterr().out
-    assert "--model" in shown or "--max-model-len" in shown
+    assert "--model" in shown or "acme/x" in shown
     assert "arguments of a command are not read" in shown
+
+
+def test_variables_of_other_servers_are_kept_and_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An option of ours beside TGI's variables made them unknown; NIM's always were."""
+    file = tmp_path / "given"
+    file.write_text(
+        "HF_MODEL_ID=a/b\nOPTION_DTYPE=bf16\nMAX_TOTAL_TOKENS=64\nCUDA_GRAPHS=1\n"
+        "NIM_MAX_MODEL_LEN=64\nFOO=bar\n"
+    )
+    _, document = run(capsys, "--environment", str(file))
+    why = {step["source"].partition("=")[0]: step["why"] for step in document["approximated"]}
+    assert "migrate --from tgi" in why["MAX_TOTAL_TOKENS"]
+    assert "migrate --from tgi" in why["CUDA_GRAPHS"]
+    assert "OPTION_MAX_MODEL_LEN" in why["NIM_MAX_MODEL_LEN"]
+    assert why["FOO"] == "kept; this server does not read it"
+
+
+def test_wrong_source_names_the_right_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    """As they are written; Python's names of them stood there."""
+    parser = argparse.ArgumentParser()
+    migrate.add_arguments(parser, CONFIGURATION)
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--from", "nim"])
+    said = capsys.readouterr().err
+    assert "'tgi'" in said
+    assert "SourceServer" not in said
