@@ -93,7 +93,10 @@ async def openapi(request: web.Request) -> web.Response:
 
 async def docs(request: web.Request) -> web.Response:
     """Answer with the OpenAPI document as one HTML page without external resources."""
-    page = docs_page(await _document_of(request))
+    forwarded = request.headers.get("X-Forwarded-Proto", "")
+    scheme = forwarded if forwarded in ("http", "https") else request.scheme
+    prefix = request.path.removesuffix("/docs")
+    page = docs_page(await _document_of(request), f"{scheme}://{request.host}{prefix}")
     return web.Response(text=page, content_type="text/html", charset="utf-8")
 
 

@@ -2,6 +2,7 @@
 
 import html
 import json
+import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -35,8 +36,13 @@ _MAX_DEPTH: Final = 3  # of a type's text; a deeper type is shown by its bare na
 _MAX_TYPE_LENGTH: Final = 120  # characters of a type's text
 
 
-def docs_page(document: Mapping[str, Any]) -> str:
-    """Return the HTML page of an OpenAPI document."""
+_FIRST: Final = ("Inference", "OpenAI", "Adapters", "Models")  # what most readers came for
+_LAST: Final = "Health"
+_KEY: Final = "Authorization: Bearer $LMI_API_KEY"
+
+
+def docs_page(document: Mapping[str, Any], url: str) -> str:
+    """Return the HTML page of an OpenAPI document; `url` is where its reader reached the server."""
     info = document["info"]
     parts = [
         '<!doctype html><html lang="en"><head><meta charset="utf-8">',
@@ -51,24 +57,36 @@ def docs_page(document: Mapping[str, Any]) -> str:
             "<p>Every route but the health ones wants <code>Authorization: Bearer &lt;key&gt;"
             "</code> or <code>x-api-key: &lt;key&gt;</code>.</p>"
         )
-    parts += _sections(document)
+    parts += _sections(document, _curl_begin(document, url))
     parts.append("</body></html>\n")
     return "\n".join(parts)
 
 
-def _sections(document: Mapping[str, Any]) -> Iterator[str]:
+def _curl_begin(document: Mapping[str, Any], url: str) -> tuple[str, str]:
+    """Return the address of every example, and the options before its body."""
+    options = "-H 'Content-Type: application/json'"
+    return url, f'-H "{_KEY}" {options}' if "security" in document else options
+
+
+def _sections(document: Mapping[str, Any], curl: tuple[str, str]) -> Iterator[str]:
     by_tag: dict[str, list[str]] = {}
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
-            text = _operation(document, path, method, operation)
+            text = _operation(document, path, method, operation, curl)
             by_tag.setdefault(operation["tags"][0], []).append(text)
-    for tag, operations in by_tag.items():
-        yield f"<h2>{_escape(tag)}</h2>"
-        yield from operations
+    others = [tag for tag in by_tag if tag not in (*_FIRST, _LAST)]
+    for tag in (*_FIRST, *others, _LAST):
+        if tag in by_tag:
+            yield f"<h2>{_escape(tag)}</h2>"
+            yield from by_tag[tag]
 
 
 def _operation(
-    document: Mapping[str, Any], path: str, method: str, operation: Mapping[str, Any]
+    document: Mapping[str, Any],
+    path: str,
+    method: str,
+    operation: Mapping[str, Any],
+    curl: tuple[str, str],
 ) -> str:
     parts = [
         f"<details><summary><b>{method.upper()}</b> <code>{_escape(path)}</code> "
@@ -83,7 +101,7 @@ def _operation(
     if "requestBody" in operation:
         (content,) = operation["requestBody"]["content"].values()
         parts.append(_body(document, content))
-        parts.append(_curl(path, content))
+        parts.append(_curl(path, content, curl))
     parts.append(_table(("status", "content type", ""), _answers(operation["responses"])))
     for answer in operation["responses"].values():
         for content in answer["content"].values():
@@ -152,13 +170,14 @@ def type_text(schema: Mapping[str, Any], depth: int = 0) -> str:
     return str(schema.get("type", "any"))
 
 
-def _curl(path: str, content: Mapping[str, Any]) -> str:
+def _curl(path: str, content: Mapping[str, Any], curl: tuple[str, str]) -> str:
+    url, options = curl
     examples = [one["value"] for one in content.get("examples", {}).values()]
     if "example" in content:
         examples.append(content["example"])
     lines = [
-        f"curl -s http://127.0.0.1:8080{path} -H 'Content-Type: application/json' "
-        f"-d '{json.dumps(example, ensure_ascii=False)}'"
+        f"curl -s {shlex.quote(f'{url}{path}')} {options} "
+        f"-d {shlex.quote(json.dumps(example, ensure_ascii=False))}"
         for example in examples
     ]
     return f"<pre>{_escape(chr(10).join(lines))}</pre>" if lines else ""

@@ -203,6 +203,10 @@ async def test_docs_page_needs_no_network_and_no_script(serve: ServeScripted) ->
     assert not re.search(r"""(src|@import|url\()""", page.partition("</style>")[0])
     assert set(re.findall(r'href="([^"]*)"', page)) == {"openapi.json"}
     assert "color-scheme: light dark" in page
+    origin = str(client.server.make_url("/")).rstrip("/")
+    assert f"curl -s {origin}/invocations " in page
+    secure = await (await client.get("/docs", headers={"X-Forwarded-Proto": "https"})).text()
+    assert f"curl -s {origin.replace('http:', 'https:')}/invocations " in secure
 
 
 async def test_document_of_a_server_without_a_model(serve: ServeScripted) -> None:
