@@ -39,13 +39,23 @@ _TIME_LIMIT: Final = "predict_timeout"
 
 
 @dataclass(frozen=True, slots=True)
+class ModelSteps:
+    """What parts of the model do with requests on `/invocations` and similar routes, in order."""
+
+    checks: list["Check"] = field(default_factory=list)
+    decoders: list["Decode"] = field(default_factory=list)
+    answers: list["AnswerPayload"] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
 class Runtime:
-    """The loaded model: its engine, how it is served, its adapters and its own hooks."""
+    """The loaded model: its engine, how it is served, its adapters, its own hooks, its steps."""
 
     engine: Engine
     profile: ServingProfile
     adapters: AdapterRegistry
     hooks: Hooks = NO_HOOKS
+    steps: ModelSteps = field(default_factory=ModelSteps)
     unread_names: UnreadNames = field(default_factory=UnreadNames)
 
 
@@ -267,18 +277,15 @@ AnswerPayload = Callable[[RequestContext, Mapping[str, Any]], Awaitable[Reply | 
 
 @dataclass(frozen=True, slots=True)
 class RequestSteps:
-    """What features do with requests, in the order in which they were added.
+    """What features do with requests of any model, in the order in which they were added.
 
-    `limits` hold on every route that asks the model, the others on `/invocations` and similar ones.
-    `is_process_bound` says of a request's properties whether it creates or reads state that only
-    this process has.
+    `limits` hold on every route that asks the model, `deferrals` on `/invocations` and similar
+    ones. `is_process_bound` says of a request's properties whether it creates or reads state that
+    only this process has.
     """
 
     limits: list[Limit] = field(default_factory=list)
     deferrals: list[Defer] = field(default_factory=list)
-    checks: list[Check] = field(default_factory=list)
-    decoders: list[Decode] = field(default_factory=list)
-    answers: list[AnswerPayload] = field(default_factory=list)
     is_process_bound: list[Callable[[Mapping[str, str]], bool]] = field(default_factory=list)
 
 

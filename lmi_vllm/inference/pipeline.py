@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from lmi_vllm.errors import Dialect, PayloadError
 from lmi_vllm.hooks import InputHook
-from lmi_vllm.inference.context import AnswerPayload, Decode, RequestContext, RequestSteps
+from lmi_vllm.inference.context import Decode, RequestContext
 from lmi_vllm.inference.hooked_lane import generate_hooked, joined
 from lmi_vllm.inference.lmi_lane import generate
 from lmi_vllm.inference.openai_lane import ask_openai
@@ -30,17 +30,17 @@ class PayloadKind(StrEnum):
     CHAT = "chat/completions"
 
 
-async def invoke(context: RequestContext, steps: RequestSteps) -> Reply:
+async def invoke(context: RequestContext) -> Reply:
     """Answer `/invocations` and similar routes: any kind of payload, with the user's code."""
-    handle = context.runtime.hooks.handle
+    handle, steps = context.runtime.hooks.handle, context.runtime.steps
     if handle and (own := await handle(context.call, context.statuses)) is not None:
         return own
     for check in steps.checks:
         await check(context.call)
     payload = await prepare(context, _decode(context, steps.decoders))
     if context.needs_parts:
-        return await _answer_each(context, payload, steps.answers)
-    return await _answer(context, payload, steps.answers)
+        return await _answer_each(context, payload)
+    return await _answer(context, payload)
 
 
 async def ask(context: RequestContext, kind: str, payload: Any = None) -> Reply:
@@ -101,11 +101,9 @@ async def _input_hooked(context: RequestContext, hook: InputHook, payload: Any) 
     return {**made, "adapters": "" if context.adapter is None else context.adapter.name}
 
 
-async def _answer(
-    context: RequestContext, payload: dict[str, Any], answers: Sequence[AnswerPayload]
-) -> Reply:
+async def _answer(context: RequestContext, payload: dict[str, Any]) -> Reply:
     """Answer a prepared payload: a feature, or a lane by the payload's keys, then by hooks."""
-    for answer in answers:
+    for answer in context.runtime.steps.answers:
         if (reply := await answer(context, payload)) is not None:
             return reply
     profile, call, output = context.runtime.profile, context.call, context.hooks.output
@@ -155,9 +153,7 @@ async def ask_hooked(
     return await output(context.call, payload, answer, context.statuses)
 
 
-async def _answer_each(
-    context: RequestContext, payload: dict[str, Any], answers: Sequence[AnswerPayload]
-) -> Reply:
+async def _answer_each(context: RequestContext, payload: dict[str, Any]) -> Reply:
     """Answer each prompt of a list as a request of its own: their adapters' hooks differ."""
     prompts, adapters = payload["inputs"], context.adapters
     context.take_slots("inputs", len(prompts))
@@ -165,18 +161,14 @@ async def _answer_each(
         {**payload, "inputs": prompt, "adapters": "" if adapter is None else adapter.name}
         for prompt, adapter in zip(prompts, adapters, strict=True)
     ]
-    replies = await gathered(
-        [_answer_part(context.part(i), part, answers) for i, part in enumerate(parts)]
-    )
+    replies = await gathered([_answer_part(context.part(i), part) for i, part in enumerate(parts)])
     if any(reply.stream is not None for reply in replies):
         raise PayloadError("inputs: streaming takes one prompt, not a list")
     return Reply(200, FRAMINGS["json"].content_type, joined([reply.body for reply in replies]))
 
 
-async def _answer_part(
-    context: RequestContext, part: dict[str, Any], answers: Sequence[AnswerPayload]
-) -> Reply:
-    return await _answer(context, await prepare(context, part), answers)
+async def _answer_part(context: RequestContext, part: dict[str, Any]) -> Reply:
+    return await _answer(context, await prepare(context, part))
 
 
 def _decode(context: RequestContext, decoders: Sequence[Decode]) -> Any:

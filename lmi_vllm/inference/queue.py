@@ -10,11 +10,9 @@ from typing import Any, Final
 from lmi_vllm.clock import Clock
 from lmi_vllm.errors import NotReadyError, OverloadError
 from lmi_vllm.inference.lifecycle import DRAIN_RETRY_SECONDS, Lifecycle, State
-from lmi_vllm.telemetry.records import DISCONNECTED, RequestRecord
+from lmi_vllm.telemetry.records import RequestRecord
 
 DEFAULT_LIMIT: Final = 1000
-_SUCCESS: Final = 200
-_FAILURE: Final = 500
 IDLE_POLL_SECONDS: Final = 0.02  # seconds between checks whether other front-end processes are idle
 
 
@@ -221,10 +219,4 @@ class Holdings:
         later, self._later = self._later, None
         if later is not None and self._record is not None:
             later.sequences += self._record.sequences
-            later.end(_status_of(task))
-
-
-def _status_of(task: asyncio.Task[Any]) -> int:
-    if task.cancelled():
-        return DISCONNECTED
-    return _SUCCESS if task.exception() is None else _FAILURE
+            later.end_with(task)

@@ -38,7 +38,7 @@ class InferenceService:
         self.profile = profile or ServingProfile()
         self.model_url = ""
         self.kept: dict[type, object] = {}  # what features keep of a server, by its class
-        self.steps = RequestSteps()  # of features
+        self.steps = RequestSteps()  # of features, for every model
         self.telemetry = telemetry or Telemetry()
         self.statuses = statuses
         self.telemetry.observers.append(self._count_failure)
@@ -119,7 +119,7 @@ class InferenceService:
     async def answer(self, call: InferenceCall) -> Reply:
         """Answer as `infer` does, and not later."""
         async with self.admitted(call) as context:
-            return context.deliver(await pipeline.invoke(context, self.steps))
+            return context.deliver(await pipeline.invoke(context))
 
     async def list_models(self, call: InferenceCall) -> Reply:
         """Return the served names and the adapters, also while asleep; needs no slot."""

@@ -12,7 +12,7 @@ from lmi_vllm.engine.vllm.client_parts import EngineParts
 from lmi_vllm.engine.vllm.parts import ConvertPickle
 from lmi_vllm.messages import MediaPolicy
 from lmi_vllm.server.code_start import MakeCode
-from lmi_vllm.server.context import MakeProcesses, ServerLifespan
+from lmi_vllm.server.context import MakeProcesses, ModelPart, ServerLifespan
 from lmi_vllm.server.engines import EngineChoices
 from lmi_vllm.server.listeners import ListenerContext, RouteParts
 from lmi_vllm.server.model_manager import WithoutModel
@@ -143,6 +143,7 @@ class ServerBuilder:
         self._of_listener: list[Callable[[ListenerContext], RouteGroup | None]] = []
         self._prefix: Slot[Callable[[Settings], PathPrefix | None]] = Slot("a prefix of paths")
         self._lifespans: list[ServerLifespan] = []
+        self._model_parts: list[ModelPart] = []
         self._processes: Slot[MakeProcesses] = Slot("front-end processes")
         self._without_model: Slot[WithoutModel] = Slot("a server without a model")
         self._run_modes: list[Callable[[Settings], RunMode | None]] = []
@@ -162,6 +163,10 @@ class ServerBuilder:
     def lifespan(self, run: ServerLifespan) -> None:
         """Add what runs from the open port to the shutdown, within those before it."""
         self._lifespans.append(run)
+
+    def model_part(self, part: ModelPart) -> None:
+        """Add what is made with each model's settings, and lives as long as it."""
+        self._model_parts.append(part)
 
     def processes(self, make: MakeProcesses) -> None:
         """Set what makes further front-end processes; None where the settings ask for none."""
@@ -184,5 +189,6 @@ class ServerBuilder:
             self._processes.value,
             self._without_model.value,
             tuple(self._lifespans),
+            tuple(self._model_parts),
             tuple(self._run_modes),
         )

@@ -10,6 +10,7 @@ from collections.abc import (
     AsyncIterator,
     Callable,
     Coroutine,
+    Iterable,
     Mapping,
     MutableMapping,
     Sequence,
@@ -27,6 +28,7 @@ from lmi_vllm.config.settings import Settings
 from lmi_vllm.engine.base import Engine, EngineClient
 from lmi_vllm.engine.factory import EngineFactory
 from lmi_vllm.errors import Fault, StatusTable
+from lmi_vllm.inference.context import ModelSteps
 from lmi_vllm.inference.lifecycle import Lifecycle, State
 from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.inference.service import InferenceService
@@ -99,23 +101,56 @@ class ReadyModel:
     curl: str
 
 
+OnReady = Callable[[ReadyModel], None]
+
+
 @dataclass(slots=True)
 class ServerEvents:
     """Callbacks of features on the server's lifecycle; `is_first` is false in a further process."""
 
+    is_first: bool = True
+    on_ready: list[OnReady] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class ModelContext:
+    """One model, from its plan to its end, and what parts of features add to it.
+
+    A part is entered before the model's engine is started, or joined by a further process.
+    """
+
+    service: InferenceService
+    settings: Settings
+    arguments: EngineArguments
+    environ: Mapping[str, str]
     sources: Sources
     is_first: bool = True
-    # Called with each engine that is to be started, or joined by a further process.
-    on_plan: list[Callable[[Settings, EngineArguments], None]] = field(default_factory=list)
-    # Called with the adapters of each model as their registry is made, and with the sources that
-    # find and check their files. A further process has no sources.
+    steps: ModelSteps = field(default_factory=ModelSteps)
+    # Called with the model's adapters as their registry is made, and with the sources that find and
+    # check their files. A further process has no sources.
     on_adapters: list[Callable[[AdapterRegistry, AdapterSources | None], AdapterHooks]] = field(
         default_factory=list
     )
     watchdogs: list[Watchdog] = field(default_factory=list)
-    on_ready: list[Callable[[ReadyModel], None]] = field(default_factory=list)
+    on_ready: list[OnReady] = field(default_factory=list)
     # Awaited after the last request has been answered, before the engine ends.
     on_drained: list[Callable[[], Coroutine[Any, Any, None]]] = field(default_factory=list)
+    _parts: contextlib.AsyncExitStack = field(default_factory=contextlib.AsyncExitStack)
+
+    async def enter(self, parts: Iterable["ModelPart"]) -> None:
+        """Let the parts begin, in their order.
+
+        Raises:
+            StartupError: the model's settings cannot be followed; those that began have ended.
+        """
+        async with contextlib.AsyncExitStack() as entered:
+            for part in parts:
+                await entered.enter_async_context(part(self))
+            self._parts = entered.pop_all()
+
+    async def leave(self) -> None:
+        """Let the parts end, the last one first."""
+        await self._parts.aclose()
 
     def adapter_hooks(
         self,
@@ -169,6 +204,8 @@ def error_statuses(settings: Settings) -> StatusTable:
     )
 
 
+# Belongs to one model, and lives as long as it.
+ModelPart = Callable[[ModelContext], AbstractAsyncContextManager[None]]
 ServerLifespan = Callable[
     [InferenceService, Settings, Mapping[str, str], ServerEvents], AbstractAsyncContextManager[None]
 ]

@@ -2,14 +2,20 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
-from functools import cached_property, partial
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from functools import cached_property
+from typing import Any, Protocol
 
 from lmi_vllm.config.setting import CommandLine
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import LmiError, StartupError
-from lmi_vllm.server.context import ReadyModel, ServerContext, log_progress
+from lmi_vllm.server.context import (
+    ModelContext,
+    ModelPart,
+    ReadyModel,
+    ServerContext,
+    log_progress,
+)
 from lmi_vllm.server.model_settings import complete_settings
 from lmi_vllm.server.model_start import ModelStart
 from lmi_vllm.server.plan import StartPlan, plan_start
@@ -34,7 +40,7 @@ class ModelRun(Protocol):
         ...
 
 
-MakeSupervisor = Callable[[StartPlan, Settings], Supervisor]
+MakeSupervisor = Callable[[StartPlan, Settings], Awaitable[Supervisor]]
 WithoutModel = Callable[[ServerContext, CommandLine, MakeSupervisor], ModelRun]
 
 
@@ -47,13 +53,16 @@ class ModelManager:
         settings: Settings,
         typed: CommandLine,
         without_model: WithoutModel,
+        parts: Sequence[ModelPart] = (),
     ) -> None:
         self._context = context
         self._settings = settings
         self._typed = typed
         self._without_model = without_model
+        self._parts = parts
         self._running: ModelRun | None = None  # it has an engine to close
         self._start: ModelStart | None = None  # also for a registered model
+        self._url = self._curl = ""
 
     async def run(self, url: str, curl: str) -> Outcome:
         """Serve at `url`; returns once that is over. `curl` is a command that sends a request."""
@@ -61,7 +70,7 @@ class ModelManager:
         lifecycle = context.service.lifecycle
         seconds = settings.model.model_loading_timeout
         heartbeat = asyncio.create_task(log_progress(lifecycle, context.clock, seconds))
-        make = partial(self._supervisor_for, url, curl)
+        self._url, self._curl = url, curl
         try:
             settings = await complete_settings(
                 settings, self._typed, context.environ, lifecycle.start, context.configuration
@@ -75,8 +84,8 @@ class ModelManager:
                 context.exports,
             )
             if plan is None:
-                return await self._wait_for_models(url, make)
-            self._running = supervisor = make(plan, settings)
+                return await self._wait_for_models()
+            self._running = supervisor = await self._supervisor_for(plan, settings)
             return await supervisor.run()
         except StartupError as error:
             return Outcome(1, error.text)
@@ -88,10 +97,20 @@ class ModelManager:
         finally:
             heartbeat.cancel()
 
+    @property
+    def on_drained(self) -> Sequence[Callable[[], Coroutine[Any, Any, None]]]:
+        """What follows the last request; to be awaited one after the other."""
+        return () if self._start is None else tuple(self._start.model.on_drained)
+
     async def close(self) -> None:
         """End the engine, if there is one."""
         if self._running is not None:
             await self._running.close()
+
+    async def leave(self) -> None:
+        """Let the parts of the model end."""
+        if self._start is not None:
+            await self._start.model.leave()
 
     def explained(self) -> Mapping[str, object]:
         """Return what `lmi-vllm explain --format json` would print, secrets masked."""
@@ -105,30 +124,31 @@ class ModelManager:
         translate = self._context.configuration.translator.translate_start
         return translate(self._settings, environ, detect_devices(environ))
 
-    async def _wait_for_models(self, url: str, make: MakeSupervisor) -> Outcome:
+    async def _wait_for_models(self) -> Outcome:
         """Serve as a healthy server without a model; POST /models loads one."""
-        self._running = slot = self._without_model(self._context, self._typed, make)
-        print_lines(f"Ready on {url} without a model: POST /models loads one")
+        self._running = slot = self._without_model(self._context, self._typed, self._supervisor_for)
+        print_lines(f"Ready on {self._url} without a model: POST /models loads one")
         return await slot.run()
 
-    def _supervisor_for(
-        self, url: str, curl: str, plan: StartPlan, settings: Settings
-    ) -> Supervisor:
+    async def _supervisor_for(self, plan: StartPlan, settings: Settings) -> Supervisor:
         """Return the planned model's supervisor; from then on the service knows the model."""
-        service, policy = self._context.service, FailurePolicy.of(settings)
+        context, policy = self._context, FailurePolicy.of(settings)
+        service = context.service
+        model = ModelContext(
+            service, settings, plan.arguments, context.environ, context.configuration.sources
+        )
+        await model.enter(self._parts)
         service.lifecycle.expect_model(plan.model.name, hides_failure=policy.hides_failure)
         service.queue.resize(settings.server.job_queue_size)  # the model may have it
         service.expect(plan.model.reference, plan.translation.profile)
-        for prepare in self._context.events.on_plan:
-            prepare(settings, plan.arguments)
         plan.log()
-        self._start = start = ModelStart(self._context, settings, plan)
-        return Supervisor(self._context, start, policy, partial(self._announce, url, curl, plan))
+        self._start = start = ModelStart(context, model, plan)
+        return Supervisor(context, start, policy, lambda: self._announce(start))
 
-    def _announce(self, url: str, curl: str, plan: StartPlan) -> None:
-        start = self._context.service.lifecycle.start
+    def _announce(self, started: ModelStart) -> None:
+        start, url, curl = self._context.service.lifecycle.start, self._url, self._curl
         phases = {str(name): spent for name, spent in start.phase_seconds.items()}
-        for notify in self._context.events.on_ready:
-            notify(ReadyModel(plan, phases, url, curl))
+        for notify in (*self._context.events.on_ready, *started.model.on_ready):
+            notify(ReadyModel(started.plan, phases, url, curl))
         seconds = start.elapsed_seconds
         print_lines(f"Ready on {url} after {seconds:.1f} s", f"Try: {curl}")

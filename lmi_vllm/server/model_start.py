@@ -7,14 +7,13 @@ from dataclasses import asdict, replace
 from functools import partial
 
 from lmi_vllm.adapters.registry import AdapterRegistry
-from lmi_vllm.config.settings import Settings
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import EngineStartError
 from lmi_vllm.inference.context import Runtime
 from lmi_vllm.inference.lifecycle import Phase
 from lmi_vllm.server.adapter_start import load_adapters
 from lmi_vllm.server.code_start import ModelCode, code_loader
-from lmi_vllm.server.context import ServerContext
+from lmi_vllm.server.context import ModelContext, ServerContext
 from lmi_vllm.server.model_files import ModelFetch, ReadyFiles
 from lmi_vllm.server.plan import StartPlan
 from lmi_vllm.server.start_parts import AroundStart, PlannedStart
@@ -26,10 +25,11 @@ logger = logging.getLogger(__name__)
 class ModelStart:
     """Starts one model: prepared once, its engine as often as needed."""
 
-    def __init__(self, context: ServerContext, settings: Settings, plan: StartPlan) -> None:
+    def __init__(self, context: ServerContext, model: ModelContext, plan: StartPlan) -> None:
         self._context = context
-        self._settings = settings
-        self._plan = plan
+        self.model = model
+        self._settings = model.settings
+        self.plan = plan
         self._progress = context.service.lifecycle.start
         self._files = ModelFetch(
             plan.model,
@@ -50,9 +50,9 @@ class ModelStart:
             StartupError: the reason, fit to be printed.
         """
         self._progress.enter(Phase.DOWNLOAD)
-        self._export(self._plan.exports)
-        if not self._context.engine_factory.reads_model and not self._plan.model.is_local:
-            return ReadyFiles(self._plan.model, self._plan.translation)
+        self._export(self.plan.exports)
+        if not self._context.engine_factory.reads_model and not self.plan.model.is_local:
+            return ReadyFiles(self.plan.model, self.plan.translation)
         imports_last = await self._files.install_first()
         self._around = await asyncio.to_thread(self._extensions)
         for each in self._around:
@@ -121,7 +121,7 @@ class ModelStart:
                 self._context.environ,
                 engine,
                 load_code=self._code.load_adapter,
-                hooks=partial(self._context.events.adapter_hooks, publish=processes.publish),
+                hooks=partial(self.model.adapter_hooks, publish=processes.publish),
             )
         else:
             await adapters.move_to(engine)
@@ -134,11 +134,11 @@ class ModelStart:
         for each in self._around:
             each.after_ready()
         profile = replace(ready.translation.profile, task=engine.task)
-        return Runtime(engine, profile, adapters, self._code.hooks)
+        return Runtime(engine, profile, adapters, self._code.hooks, self.model.steps)
 
     def _extensions(self) -> tuple[AroundStart, ...]:
         """The hooks of features around this start."""
-        plan = self._plan
+        plan = self.plan
         planned = PlannedStart(
             self._context.engine_factory.kind(plan.arguments),
             self._settings,
@@ -160,7 +160,7 @@ class ModelStart:
 
     async def _load_engine(self) -> None:
         try:
-            await self._context.engine_factory.load(self._plan.arguments)
+            await self._context.engine_factory.load(self.plan.arguments)
         except EngineStartError as error:
             raise type(error)(self._files.with_failures(error.text)) from error
 
@@ -178,7 +178,7 @@ class ModelStart:
         settings, environ = self._settings, self._context.environ
         check = code_loader(settings, self._context.start_parts.make_code).check
         for warning in await asyncio.to_thread(check, settings, ready.model, environ):
-            if not self._plan.model.is_local:  # else it was logged as the start was planned
+            if not self.plan.model.is_local:  # else it was logged as the start was planned
                 logger.warning("%s", warning)
 
     async def _load_code(self, engine: Engine, ready: ReadyFiles) -> ModelCode:

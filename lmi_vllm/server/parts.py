@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from lmi_vllm.config.setting import CommandLine
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.engine.factory import EngineFactory
-from lmi_vllm.server.context import MakeProcesses, ServerLifespan
+from lmi_vllm.server.context import MakeProcesses, ModelPart, ServerLifespan
 from lmi_vllm.server.engines import EngineChoices
 from lmi_vllm.server.listeners import RouteParts
 from lmi_vllm.server.model_manager import WithoutModel
@@ -27,7 +27,8 @@ RunMode = Callable[
 class ServerParts:
     """What features add to a server.
 
-    `lifespans` are from the open port to the shutdown, the first outermost. `make_processes` makes
+    `lifespans` are from the open port to the shutdown, the first outermost. `model_parts` live as
+    long as each model. `make_processes` makes
     further front-end processes, `without_model` what runs in a server that starts without a model.
     `run_modes` may run in the place of the server; each returns None where it is the server.
     """
@@ -38,6 +39,7 @@ class ServerParts:
     make_processes: MakeProcesses
     without_model: WithoutModel
     lifespans: tuple[ServerLifespan, ...] = ()
+    model_parts: tuple[ModelPart, ...] = ()
     run_modes: tuple[Callable[[Settings], RunMode | None], ...] = ()
 
 

@@ -52,13 +52,15 @@ class Server:
         self.service = new_service(settings, clock)
         self._assembled = assembled
         configuration, parts = assembled.configuration, assembled.parts
-        self._events = ServerEvents(configuration.sources)
+        self._events = ServerEvents()
         self._processes = parts.make_processes(self.service, settings, environ) or ProcessGroup()
         context = ServerContext(
             configuration, parts.start, self.service, environ, exports, engine_factory,
             self._processes, clock, self._events,
         )  # fmt: skip
-        self._models = ModelManager(context, settings, typed, parts.without_model)
+        self._models = ModelManager(
+            context, settings, typed, parts.without_model, parts.model_parts
+        )
         self._budget = EndBudget(clock)
 
     async def run(self, stop: asyncio.Event) -> tuple[int, str]:
@@ -73,6 +75,7 @@ class Server:
             return outcome.code, outcome.reason
         finally:
             try:
+                await self._budget.within(self._models.leave(), "the end of what a model has")
                 await self._budget.within(features.aclose(), "the end of features")
             finally:
                 self._processes.remove()
@@ -116,7 +119,7 @@ class Server:
             await self._drain(stop)
             life.cancel()
         within = self._budget.within
-        for end in self._events.on_drained:
+        for end in self._models.on_drained:
             await within(end(), "what follows the last request")
         await self._close_engine(stop)
         await within(self._processes.end(), "the end of the other front ends")

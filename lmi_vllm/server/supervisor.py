@@ -66,7 +66,7 @@ class Supervisor:
         self._service = context.service
         self._processes = context.processes
         self._clock = context.clock
-        self._watchdogs = context.events.watchdogs
+        self._model = start.model
         self._start = start
         self._policy = policy
         self._announce = announce
@@ -113,6 +113,15 @@ class Supervisor:
             )
         return await self._give_up(reason)
 
+    async def drained(self) -> None:
+        """Call what follows the last request."""
+        for end in self._model.on_drained:
+            await end()
+
+    async def leave(self) -> None:
+        """Let the parts of the model end."""
+        await self._model.leave()
+
     async def close(self) -> None:
         """End the engine and every process it started."""
         await self._processes.detach()
@@ -141,7 +150,9 @@ class Supervisor:
         """Return why the engine has failed, once it has."""
         dying = asyncio.create_task(engine.wait_until_dead())
         failing = asyncio.create_task(self._processes.failed.wait())
-        watches = [asyncio.create_task(watch(engine, self._clock)) for watch in self._watchdogs]
+        watches = [
+            asyncio.create_task(watch(engine, self._clock)) for watch in self._model.watchdogs
+        ]
         ends = (dying, failing, *watches)
         try:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)

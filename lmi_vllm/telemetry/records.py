@@ -17,6 +17,7 @@ from lmi_vllm.errors import Dialect, Fault
 
 DISCONNECTED: Final = 499  # as in nginx's log: no client was left to get a status
 SUCCESS: Final = 200
+FAILURE: Final = 500
 SEVERAL: Final = "several"  # adapters of a list that are named
 
 
@@ -155,8 +156,8 @@ class RequestRecord:
             arrived=time.time(),
         )
 
-    def end(self, status: int) -> None:
-        """Notify every observer; `status` is the answer's, or DISCONNECTED."""
+    def end(self, status: int | None) -> None:
+        """Notify every observer; `status` is the answer's, None where no client could get it."""
         summary = self.summary(status)
         self.sequences.clear()  # the context of an idle connection keeps the record
         self.keep = None
@@ -168,8 +169,15 @@ class RequestRecord:
         if self.span is not None:
             self.span.end(summary)
 
-    def summary(self, status: int) -> RequestSummary:
-        """Return the finished request; `status` is the HTTP status, or DISCONNECTED."""
+    def end_with(self, task: asyncio.Task[Any]) -> None:
+        """Notify every observer of what went on after the answer, and has ended."""
+        if task.cancelled():
+            self.end(None)
+        else:
+            self.end(SUCCESS if task.exception() is None else FAILURE)
+
+    def summary(self, status: int | None) -> RequestSummary:
+        """Return the finished request: here it is decided what it counts as."""
         figures = [sequence.figures() for sequence in self.sequences]
         first = [one.first_token_time for one in figures if one.first_token_time is not None]
         spent = [one.token_seconds for one in figures if one.token_seconds is not None]
@@ -180,7 +188,7 @@ class RequestRecord:
             self.route,
             self.shown_path,
             self.remote,
-            status,
+            DISCONNECTED if status is None else status,
             self.dialect,
             self.adapter,
             time.monotonic() - self.began,

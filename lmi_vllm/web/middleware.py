@@ -23,7 +23,6 @@ from lmi_vllm.errors import (
 )
 from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.inference.service import InferenceService
-from lmi_vllm.telemetry.records import DISCONNECTED
 from lmi_vllm.web.connection import NO_CACHE_HEADERS, ClientConnection, RowResponse, watch_body
 from lmi_vllm.web.cross_site import (
     check_same_site,
@@ -85,28 +84,31 @@ def request_middleware(service: InferenceService, options: WebOptions) -> Middle
             return await _forwarded(request, options.proxy, options)
         request[REQUEST_ID] = _request_id(request, options)
         record = request[RECORD] = begin_record(request, request[REQUEST_ID], service.telemetry)
-        status = DISCONNECTED  # unless it gets an answer
+        response: web.StreamResponse | None = None
         timer = _began(request, options)
         try:
             if options.cors_headers and is_preflight(request):
-                response: web.StreamResponse = preflight_answer(request, options.cors_headers)
+                response = preflight_answer(request, options.cors_headers)
             else:
                 try:
                     _check_headers(request, options)
                     response = await handler(request)
                 except Exception as error:  # noqa: BLE001 (`_failed` logs those that are not ours)
                     response = _failed(request, error, options)
-            if request.transport is not None:
-                status = response.status
         finally:
-            begun = request.get(BEGUN)
-            if isinstance(begun, RowResponse) and begun.is_sent:  # who has it all may leave first
-                status = begun.status
             _ended(request, timer)
-            record.end(status)
+            record.end(_received_status(request, response))
         return response
 
     return middleware
+
+
+def _received_status(request: web.Request, response: web.StreamResponse | None) -> int | None:
+    """Return the status of the answer that the client got; None if it had left."""
+    begun = request.get(BEGUN)
+    if isinstance(begun, RowResponse) and begun.is_sent:  # who has it all may leave first
+        return begun.status
+    return None if response is None or request.transport is None else response.status
 
 
 async def _forwarded(

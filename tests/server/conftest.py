@@ -178,7 +178,8 @@ class Serving:
 
     def on_drained(self, end: Callable[[], Coroutine[Any, Any, Any]]) -> None:
         """Have it await that after its last request."""
-        self._server._events.on_drained.append(end)
+        model = self._server._models._start.model  # type: ignore[union-attr]
+        model.on_drained.append(end)
 
     async def became(self, state: State) -> None:
         """Return when it is in that state."""

@@ -15,7 +15,7 @@ from lmi_vllm.server.context import ProcessGroup, ServerContext, ServerEvents, n
 from lmi_vllm.server.model_manager import ModelManager
 from lmi_vllm.server.supervisor import FRONT_ENDS_DIED, RESTART_PAUSE_SECONDS, Outcome
 from tests.server.conftest import Engines, ManualClock, until
-from tests.support.assembled import CONFIGURATION, PARTS, SOURCES, load_settings
+from tests.support.assembled import CONFIGURATION, PARTS, load_settings
 
 
 class Processes(ProcessGroup):
@@ -54,9 +54,11 @@ class RunningModel:
         self.service = new_service(settings, self.clock)
         context = ServerContext(
             CONFIGURATION, PARTS.start, self.service, environ, {}, engines, self.processes,
-            self.clock, ServerEvents(SOURCES),
+            self.clock, ServerEvents(),
         )  # fmt: skip
-        self._keeper = ModelManager(context, settings, typed, PARTS.without_model)
+        self._keeper = ModelManager(
+            context, settings, typed, PARTS.without_model, PARTS.model_parts
+        )
         self.run = asyncio.create_task(self._keeper.run("http://h", "curl"))
 
     async def became(self, state: State) -> None:

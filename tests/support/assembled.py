@@ -5,12 +5,15 @@ from functools import partial
 
 from lmi_vllm.adapters.source import AdapterSources as RoomAdapterSources
 from lmi_vllm.assembly import assembled
+from lmi_vllm.clock import Clock
 from lmi_vllm.config import load
 from lmi_vllm.config.listen import listener_errors as errors_of_listeners
 from lmi_vllm.config.option_table import OptionTable
 from lmi_vllm.config.properties import PropertiesFile
 from lmi_vllm.config.setting import CommandLine
 from lmi_vllm.config.settings import FeatureSettings, Settings
+from lmi_vllm.messages import EngineArguments
+from lmi_vllm.server.context import ModelContext, new_service
 
 ASSEMBLED = assembled()
 CONFIGURATION = ASSEMBLED.configuration
@@ -42,6 +45,14 @@ def load_settings(
     """Return all configured settings; with `kinds` of these features alone."""
     table = OPTIONS if kinds is None else OptionTable(kinds)
     return load.load_settings(environ, command_line, extra_properties, table=table, sources=SOURCES)
+
+
+def model_context(
+    settings: Settings, environ: Mapping[str, str] | None = None, *, is_first: bool = True
+) -> ModelContext:
+    """Return a model of a server with these settings, without parts."""
+    service, arguments = new_service(settings, Clock()), EngineArguments({}, {})
+    return ModelContext(service, settings, arguments, environ or {}, SOURCES, is_first)
 
 
 def listener_errors(settings: Settings, environ: Mapping[str, str]) -> tuple[str, ...]:

@@ -20,4 +20,4 @@ def serve(s: "ServerBuilder") -> None:
     """Add to the server."""
     from lmi_vllm.features.adapter_store.start import finding_adapters
 
-    s.lifespan(finding_adapters)
+    s.model_part(finding_adapters)

@@ -20,4 +20,4 @@ def serve(s: "ServerBuilder") -> None:
     """Add to the server."""
     from lmi_vllm.features.adapters_state.start import keeping_adapters
 
-    s.lifespan(keeping_adapters)
+    s.model_part(keeping_adapters)

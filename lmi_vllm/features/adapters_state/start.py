@@ -7,25 +7,21 @@ import logging
 import re
 import socket
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
 
 from lmi_vllm.adapters.hooks import AdapterHooks
 from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.adapters.source import AdapterSources
-from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import UnknownAdapterError
 from lmi_vllm.features.adapters_state.file import AdapterStateFile
 from lmi_vllm.features.adapters_state.settings import AdaptersStateSettings
 from lmi_vllm.features.adapters_state.shared_object import StateObject
 from lmi_vllm.features.adapters_state.sharing import ReplicaAdapters
 from lmi_vllm.features.metrics import STATE_AGE_SECONDS, STATE_MISSING
-from lmi_vllm.inference.service import InferenceService
-from lmi_vllm.messages import EngineArguments
-from lmi_vllm.server.context import ServerEvents
+from lmi_vllm.server.context import ModelContext
 from lmi_vllm.sources.local import is_url, without_file_scheme
-from lmi_vllm.sources.table import Sources
 
 logger = logging.getLogger(__name__)
 
@@ -35,57 +31,38 @@ WATCH_SECONDS: Final = 1.0
 
 
 class Replica:
-    """Persists the adapters of each model of this server, where the settings ask for it."""
+    """Persists the adapters of a model of this server, where its settings ask for it."""
 
-    def __init__(
-        self,
-        service: InferenceService,
-        environ: Mapping[str, str],
-        settings: Settings,
-        sources: Sources,
-    ) -> None:
-        self._service = service
-        self._environ = environ
-        self._settings = settings
-        self._sources = sources
+    def __init__(self, model: ModelContext) -> None:
+        self._model = model
+        self._asked = model.settings.feature(AdaptersStateSettings)
         self._tasks: list[asyncio.Task[None]] = []
         self._shared: ReplicaAdapters | None = None
-
-    def take(self, settings: Settings, _: EngineArguments) -> None:
-        """Go by these settings from the next model on."""
-        self._settings = settings
 
     def keep(self, registry: AdapterRegistry, sources: AdapterSources | None) -> AdapterHooks:
         """Return what keeps and restores the registry's adapters; in the first process for all.
 
         It begins with ModelSourceError where the file or object cannot be read.
         """
-        place = self._settings.feature(AdaptersStateSettings).adapters_state or ""
-        store = self._sources.store_of(place) if place else None
+        place = self._asked.adapters_state or ""
+        store = self._model.sources.store_of(place) if place else None
         if sources is None:  # a find of the adapter store asks the first process, too
             find = functools.partial(_ask_first_process, registry) if store is not None else None
-            return AdapterHooks(find, begin=(self.close,))
+            return AdapterHooks(find)
         if store is not None:
             folder, _, name = place.rpartition("/")
-            objects = store.make_store(f"{folder}/", self._environ)
+            objects = store.make_store(f"{folder}/", self._model.environ)
             return self._share(registry, StateObject(objects, name, replica_name()))
         if not place or is_url(place):
-            return AdapterHooks(begin=(self.close,))
+            return AdapterHooks()
         state_file = AdapterStateFile(Path(without_file_scheme(place)))
         restore = functools.partial(state_file.restore, registry)
-        return AdapterHooks(on_change=state_file.keep, begin=(self.close, restore))
+        return AdapterHooks(on_change=state_file.keep, begin=(restore,))
 
     def _share(self, registry: AdapterRegistry, state: StateObject) -> AdapterHooks:
-        state_settings = self._settings.feature(AdaptersStateSettings)
-        shared = ReplicaAdapters(
-            registry,
-            state,
-            state_settings.adapters_state_refresh_seconds,
-            lambda: self._service.profile.predict_timeout,
-        )
-        late_seconds = (
-            MAX_MISSED_PERIODS * state_settings.adapters_state_refresh_seconds + WATCH_SECONDS
-        )
+        seconds, service = self._asked.adapters_state_refresh_seconds, self._model.service
+        shared = ReplicaAdapters(registry, state, seconds, lambda: service.profile.predict_timeout)
+        late_seconds = MAX_MISSED_PERIODS * seconds + WATCH_SECONDS
 
         async def begin() -> None:
             self._shared = shared
@@ -94,7 +71,7 @@ class Replica:
             logger.info("adapters are shared over %s, as %s", state.place, state.replica)
             self._tasks.append(asyncio.create_task(shared.run()))
 
-        return AdapterHooks(sharing=shared, begin=(self.close, begin))
+        return AdapterHooks(sharing=shared, begin=(begin,))
 
     async def close(self) -> None:
         """Stop synchronizing the adapters of a model."""
@@ -102,14 +79,14 @@ class Replica:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks = []
-        self._service.lifecycle.ping_details.pop(PING_DETAIL, None)
+        self._model.service.lifecycle.ping_details.pop(PING_DETAIL, None)
         if self._shared is not None:
             await self._shared.close()
             self._shared = None
 
     async def _watch(self, shared: ReplicaAdapters, late_seconds: float) -> None:
         """Update the metrics, and the detail in `/ping` of a state that is unreachable."""
-        notes = self._service.lifecycle.ping_details
+        notes = self._model.service.lifecycle.ping_details
         while True:
             age = shared.age_seconds
             STATE_AGE_SECONDS.set(age)
@@ -136,15 +113,9 @@ def replica_name() -> str:
 
 
 @contextlib.asynccontextmanager
-async def keeping_adapters(
-    service: InferenceService,
-    settings: Settings,
-    environ: Mapping[str, str],
-    events: ServerEvents,
-) -> AsyncIterator[None]:
-    """Persist adapters as the settings of each model ask for it, while the body runs."""
-    replica = Replica(service, environ, settings, events.sources)
-    events.on_plan.append(replica.take)
-    events.on_adapters.append(replica.keep)
+async def keeping_adapters(model: ModelContext) -> AsyncIterator[None]:
+    """Persist adapters as the settings of the model ask for it, while the body runs."""
+    replica = Replica(model)
+    model.on_adapters.append(replica.keep)
     yield
     await replica.close()

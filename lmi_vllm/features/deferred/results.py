@@ -122,32 +122,42 @@ class DeferredResults:
     async def _collect(
         self, coroutine: Coroutine[Any, Any, Reply], token: str, result: _Result
     ) -> None:
-        record, status = current_record(), self._failed
+        record = current_record()
         if record is not None:  # the request itself ends with its token
             record = record.background()
             enter_record(record)
+        status = None  # of one that is evicted: no client reads it
         try:
-            reply = await coroutine
-            status = reply.status
-            result.head = replace(reply, body=b"", stream=None)
-            if reply.stream is None:
-                self._add(token, reply.body)
-                return
-            async with contextlib.aclosing(_closable(reply)) as rows:
-                async for row in rows:
-                    self._add(token, row)
-        except LmiError as error:
-            status, result.failure = self._failed, error.text
-            if record is not None:
-                record.fault = error.fault
-        except Exception:
-            logger.exception("a deferred request failed")
-            status, result.failure = self._failed, "Internal server error"
+            status = await self._read(coroutine, token, result)
         finally:
             if record is not None:
                 record.end(status)
             result.is_done = True
             self._evict()
+
+    async def _read(
+        self, coroutine: Coroutine[Any, Any, Reply], token: str, result: _Result
+    ) -> int:
+        """Fill `result` and return the status that a client reads."""
+        try:
+            reply = await coroutine
+            result.head = replace(reply, body=b"", stream=None)
+            if reply.stream is None:
+                self._add(token, reply.body)
+                return reply.status
+            async with contextlib.aclosing(_closable(reply)) as rows:
+                async for row in rows:
+                    self._add(token, row)
+        except LmiError as error:
+            result.failure = error.text
+            if (record := current_record()) is not None:
+                record.fault = error.fault
+        except Exception:
+            logger.exception("a deferred request failed")
+            result.failure = "Internal server error"
+        else:
+            return reply.status
+        return self._failed
 
     def _add(self, token: str, piece: bytes) -> None:
         if (result := self._results.get(token)) is None:

@@ -19,6 +19,8 @@ def configure(c: "ConfigurationBuilder") -> None:
 
 def serve(s: "ServerBuilder") -> None:
     """Add to the server."""
+    from lmi_vllm.features.exporters.percentiles import logging_request_metrics
     from lmi_vllm.features.exporters.start import exporting
 
     s.lifespan(exporting)
+    s.model_part(logging_request_metrics)

@@ -1,15 +1,19 @@
 """LMI's `log_request_metric`: percentiles of every N requests, as one line of the log."""
 
+import contextlib
 import logging
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from lmi_vllm.config import parsers as parse
 from lmi_vllm.config.options.row import FILE, option, ours
-from lmi_vllm.config.settings import FeatureSettings, Settings
+from lmi_vllm.config.settings import FeatureSettings
 from lmi_vllm.features.metrics import percentile
-from lmi_vllm.telemetry.observers import Telemetry
 from lmi_vllm.telemetry.records import RequestSummary
+
+if TYPE_CHECKING:
+    from lmi_vllm.server.context import ModelContext
 
 logger = logging.getLogger(__name__)
 
@@ -29,15 +33,19 @@ class PercentileSettings(FeatureSettings):
     # fmt: on
 
 
-def log_request_metrics(hub: Telemetry, settings: Settings) -> None:
-    """Start or stop writing the lines, as the model's settings ask."""
-    asked = settings.feature(PercentileSettings)
-    hub.observers[:] = [one for one in hub.observers if not isinstance(one, RequestMetricLog)]
+@contextlib.asynccontextmanager
+async def logging_request_metrics(model: "ModelContext") -> AsyncIterator[None]:
+    """Write the lines, where the model's settings ask for them, while the body runs."""
+    asked, observers = model.settings.feature(PercentileSettings), model.service.telemetry.observers
+    lines = RequestMetricLog(asked.metrics_aggregation)
     if asked.log_request_metric:
-        hub.observers.append(RequestMetricLog(asked.metrics_aggregation))
+        observers.append(lines)
+    yield
+    if lines in observers:
+        observers.remove(lines)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class RequestMetricLog:
     """Collects `every` requests that generated tokens, then writes their percentiles."""
 

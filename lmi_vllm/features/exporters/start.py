@@ -10,7 +10,6 @@ from pathlib import Path
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.features.exporters.emf import EmfSettings, EmfWriter, MetricLines
 from lmi_vllm.features.exporters.lmi_series import LmiSeries, LmiSeriesSettings
-from lmi_vllm.features.exporters.percentiles import log_request_metrics
 from lmi_vllm.features.exporters.sagemaker_lines import (
     SageMakerSettings,
     TelemetryFile,
@@ -27,9 +26,6 @@ async def exporting(
     service: InferenceService, settings: Settings, _: Mapping[str, str], events: ServerEvents
 ) -> AsyncIterator[None]:
     """Export while the body runs; CloudWatch's last line is written at its end."""
-    events.on_plan.append(
-        lambda planned, _: log_request_metrics(service.telemetry, planned),
-    )
     if path := settings.feature(SageMakerSettings).sm_telemetry_log_rev_2022_12:
         _write_telemetry(service.telemetry, Path(path))
     if settings.feature(LmiSeriesSettings).prometheus:

@@ -2,14 +2,13 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 from lmi_vllm.engine.factory import freeze_heap, refreeze_heap
-from lmi_vllm.engine.vllm.client_parts import EngineParts
 from lmi_vllm.engine.vllm.factory import import_vllm
 from lmi_vllm.engine.vllm.processes import new_engine_thread
 from lmi_vllm.features.front_ends.channel import (
@@ -25,7 +24,8 @@ from lmi_vllm.features.front_ends.mirrored_adapters import MirroredAdapters
 from lmi_vllm.inference.context import Runtime
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import GENERATE, EngineArguments
-from lmi_vllm.server.context import ServerEvents
+from lmi_vllm.server.context import ModelContext
+from lmi_vllm.server.parts import Assembled
 from lmi_vllm.server.warm_up import warm_up
 
 if TYPE_CHECKING:
@@ -49,15 +49,16 @@ class ClientModel:
     def __init__(
         self,
         service: InferenceService,
-        events: ServerEvents,
         channel: Channel,
-        parts: EngineParts,
+        made: Assembled,
+        environ: Mapping[str, str],
     ) -> None:
         self._service = service
-        self._events = events
+        self._assembled = made
+        self._environ = environ
+        self._model: ModelContext | None = None
         self._first = RemoteAdapters(channel)
         self._channel = channel
-        self._parts = parts
         self._thread: ThreadPoolExecutor | None = new_engine_thread()
         self._engine_lock = asyncio.Lock()
         self._list_lock = asyncio.Lock()
@@ -114,10 +115,21 @@ class ClientModel:
             engine.running_requests, engine.progress, engine.engine_requests, engine.not_finite
         )
 
+    async def drained(self) -> None:
+        """Call what follows the last request."""
+        if self._model is not None:
+            for end in self._model.on_drained:
+                await end()
+
     async def close(self) -> None:
         """Leave the engine at the end of the process."""
         if self._engine is not None:
             await self._engine.close()
+        await self._end_model()
+
+    async def _end_model(self) -> None:
+        if self._model is not None:
+            await self._model.leave()
 
     async def _join(self, message: JoinEngine) -> None:
         from lmi_vllm.features.front_ends.joined import (
@@ -131,7 +143,7 @@ class ClientModel:
             self._thread,
             self._first,
             lambda request: self._channel.send(RequestStarted(request)),
-            self._parts,
+            self._assembled.parts.engines.vllm,
         )
         self._thread = None  # the engine owns the thread from here on
         if engine.task == GENERATE:
@@ -140,19 +152,23 @@ class ClientModel:
         service, profile = self._service, message.profile
         service.expect(message.model_url, profile)
         service.lifecycle.expect_model(message.model_name)
-        for prepare in self._events.on_plan:
-            prepare(message.settings, message.arguments)
+        await self._end_model()
+        self._model = model = ModelContext(
+            service, message.settings, message.arguments, self._environ,
+            self._assembled.configuration.sources, is_first=False,
+        )  # fmt: skip
+        await model.enter(self._assembled.parts.model_parts)
         self._adapters = MirroredAdapters(
             engine,
             self._first.load,
             is_enabled=profile.enable_lora,
             reserved_names=profile.served_names,
             slots=profile.adapter_slots,
-            hooks=partial(self._events.adapter_hooks, sources=None),
+            hooks=partial(model.adapter_hooks, sources=None),
         )
         for begin in self._adapters.hooks.begin:
             await begin()
-        service.attach(Runtime(engine, profile, self._adapters))
+        service.attach(Runtime(engine, profile, self._adapters, steps=model.steps))
 
 
 class RemoteAdapters:

@@ -96,8 +96,8 @@ class FrontEndProcess:
             statuses=error_statuses(setup.settings),
             telemetry=Telemetry(send_line=self._send_line),
         )
-        self._events = ServerEvents(made.configuration.sources, is_first=False)
-        self._model = ClientModel(self._service, self._events, channel, made.parts.engines.vllm)
+        self._events = ServerEvents(is_first=False)
+        self._model = ClientModel(self._service, channel, made, setup.environ)
         self._join_message: JoinEngine | None = None
         self._listeners: Listeners | None = None
         self._forwarder: Forwarder | None = None
@@ -215,8 +215,7 @@ class FrontEndProcess:
 
     async def _close(self) -> None:
         await self._queue.wait_own(CUT_OFF_ANSWER_SECONDS)
-        for end in self._events.on_drained:
-            await end()
+        await self._model.drained()
         if self._listeners is not None:
             await self._listeners.close()
         if self._forwarder is not None:

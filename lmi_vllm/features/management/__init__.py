@@ -15,4 +15,4 @@ def serve(s: "ServerBuilder") -> None:
 
     s.routes(ADAPTERS, MODELS)
     s.without_model(ModelSlot)
-    s.lifespan(describing)
+    s.model_part(describing)

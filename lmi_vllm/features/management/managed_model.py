@@ -1,7 +1,7 @@
 """The one model as the management API sees it: its description, and the slot of another one."""
 
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import cast
@@ -10,8 +10,8 @@ from lmi_vllm.config.setting import Setting
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import Fault, ManagementError
 from lmi_vllm.inference.service import InferenceService
-from lmi_vllm.messages import EngineArguments, OriginKind
-from lmi_vllm.server.context import ServerEvents
+from lmi_vllm.messages import OriginKind
+from lmi_vllm.server.context import ModelContext
 from lmi_vllm.translate.devices import detect_devices
 
 
@@ -56,27 +56,21 @@ def managed_model(service: InferenceService) -> ManagedModel:
 
 
 @contextlib.asynccontextmanager
-async def describing(
-    service: InferenceService, _: Settings, environ: Mapping[str, str], events: ServerEvents
-) -> AsyncIterator[None]:
-    """Describe each model that is to be started by its settings, while the body runs."""
-    model = managed_model(service)
-
-    def describe(settings: Settings, _: EngineArguments) -> None:
-        has_gpu = bool(detect_devices(environ).gpu_count)
-        least, most = _worker_counts(settings, has_gpu)
-        model.shown = ShownModel(
-            is_loaded_at_startup=not model.is_registered,
-            start_time=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            device_type="gpu" if has_gpu else "cpu",
-            batch_size=_shown_count(settings.server.batch_size, 1),
-            max_batch_delay=_shown_count(settings.server.max_batch_delay, 100),
-            max_idle_time=_shown_count(settings.server.max_idle_time, 60),
-            min_workers=least,
-            max_workers=most,
-        )
-
-    events.on_plan.append(describe)
+async def describing(model: ModelContext) -> AsyncIterator[None]:
+    """Describe a model by its settings, while the body runs."""
+    managed, server = managed_model(model.service), model.settings.server
+    has_gpu = bool(detect_devices(model.environ).gpu_count)
+    least, most = _worker_counts(model.settings, has_gpu)
+    managed.shown = ShownModel(
+        is_loaded_at_startup=not managed.is_registered,
+        start_time=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        device_type="gpu" if has_gpu else "cpu",
+        batch_size=_shown_count(server.batch_size, 1),
+        max_batch_delay=_shown_count(server.max_batch_delay, 100),
+        max_idle_time=_shown_count(server.max_idle_time, 60),
+        min_workers=least,
+        max_workers=most,
+    )
     yield
 
 

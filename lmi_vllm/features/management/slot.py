@@ -97,7 +97,7 @@ class ModelSlot:
             if lifecycle.has_model:
                 self._refuse(new)
             plan, settings = await self._plan(new)
-            self._supervisor = self._make(plan, settings)
+            self._supervisor = await self._make(plan, settings)
             if new.arguments.get("job_queue_size", "").isdecimal():
                 self._service.queue.resize(int(new.arguments["job_queue_size"]))
             lifecycle.begin_registered()
@@ -115,12 +115,15 @@ class ModelSlot:
             supervisor, run_task = self._supervisor, self._run_task
             self._empty()  # new requests are for a model that is not there
             await self._service.queue.wait_idle(self._service.profile.predict_timeout)
+            if supervisor is not None:
+                await supervisor.drained()
             if run_task is not None:
                 run_task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await run_task
             if supervisor is not None:
                 await supervisor.close()
+                await supervisor.leave()
 
     async def close(self) -> None:
         """End the engine, if there is one."""
@@ -139,6 +142,7 @@ class ModelSlot:
                     self._ended.set_result(outcome)
                 return
             self._empty()
+            await supervisor.leave()
             loaded.set_exception(_load_error(run.exception()))
         finally:
             await _cancel(run, ready)

@@ -17,7 +17,13 @@ from lmi_vllm.engine.vllm.processes import new_engine_thread
 from lmi_vllm.errors import LmiError
 from lmi_vllm.features.nodes.cluster import follows, node_rank
 from lmi_vllm.features.nodes.liveness import Follower
-from lmi_vllm.server.context import ProcessGroup, ServerContext, ServerEvents, new_service
+from lmi_vllm.server.context import (
+    ModelContext,
+    ProcessGroup,
+    ServerContext,
+    ServerEvents,
+    new_service,
+)
 from lmi_vllm.server.model_settings import complete_settings
 from lmi_vllm.server.model_start import ModelStart
 from lmi_vllm.server.parts import Assembled, RunMode
@@ -52,7 +58,7 @@ async def follow(  # noqa: PLR0913, PLR0917 - as the server is made
     service = new_service(settings, clock)
     context = ServerContext(
         configuration, assembled.parts.start, service, environ, exports, engine_factory,
-        ProcessGroup(), clock, ServerEvents(configuration.sources),
+        ProcessGroup(), clock, ServerEvents(),
     )  # fmt: skip
     life = asyncio.create_task(_serve_leader(context, settings, typed))
     stopping = asyncio.create_task(stop.wait())
@@ -84,7 +90,10 @@ async def _serve_leader(
 async def _run_workers(
     context: ServerContext, settings: Settings, plan: StartPlan
 ) -> tuple[int, str]:
-    ready = await ModelStart(context, settings, plan).prepare()
+    model = ModelContext(  # requests reach the leader: no part of a feature is needed here
+        context.service, settings, plan.arguments, context.environ, context.configuration.sources
+    )
+    ready = await ModelStart(context, model, plan).prepare()
     thread = new_engine_thread()
     follower = Follower(ready.arguments)
     leader = ready.arguments.values["master_addr"]

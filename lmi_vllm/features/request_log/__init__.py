@@ -16,6 +16,10 @@ def configure(c: "ConfigurationBuilder") -> None:
 
 def serve(s: "ServerBuilder") -> None:
     """Add to the server."""
-    from lmi_vllm.features.request_log.settings import choosing_lines
+    from lmi_vllm.features.request_log.settings import (
+        choosing_lines,
+        choosing_lines_of_model,
+    )
 
     s.lifespan(choosing_lines)
+    s.model_part(choosing_lines_of_model)

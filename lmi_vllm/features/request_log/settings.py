@@ -1,17 +1,16 @@
 """Paths whose requests are logged below info, as the settings of the server and its model ask."""
 
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, ClassVar
 
 from lmi_vllm.config import parsers as parse
 from lmi_vllm.config.options.row import option, ours
 from lmi_vllm.config.settings import FeatureSettings, Settings
-from lmi_vllm.messages import EngineArguments
 
 if TYPE_CHECKING:
     from lmi_vllm.inference.service import InferenceService
-    from lmi_vllm.server.context import ServerEvents
+    from lmi_vllm.server.context import ModelContext
 
 
 class RequestLogSettings(FeatureSettings):
@@ -30,19 +29,21 @@ class RequestLogSettings(FeatureSettings):
 
 @contextlib.asynccontextmanager
 async def choosing_lines(
-    service: "InferenceService",
-    settings: Settings,
-    _: Mapping[str, str],
-    events: "ServerEvents",
+    service: "InferenceService", settings: Settings, *_: object
 ) -> AsyncIterator[None]:
-    """Choose the lines of requests, also of those that come while the model is looked for."""
-    log = service.telemetry.request_log
-
-    def use_settings(settings: Settings, _: EngineArguments | None) -> None:
-        asked = settings.feature(RequestLogSettings)
-        log.quiet_paths = frozenset(asked.disable_access_log_for_endpoints or ())
-        log.is_quiet = asked.disable_uvicorn_access_log
-
-    use_settings(settings, None)
-    events.on_plan.append(use_settings)
+    """Choose the lines of requests that come while the model is looked for."""
+    _choose(service, settings)
     yield
+
+
+@contextlib.asynccontextmanager
+async def choosing_lines_of_model(model: "ModelContext") -> AsyncIterator[None]:
+    """Choose the lines of requests as the model's settings ask."""
+    _choose(model.service, model.settings)
+    yield
+
+
+def _choose(service: "InferenceService", settings: Settings) -> None:
+    asked, log = settings.feature(RequestLogSettings), service.telemetry.request_log
+    log.quiet_paths = frozenset(asked.disable_access_log_for_endpoints or ())
+    log.is_quiet = asked.disable_uvicorn_access_log

@@ -21,4 +21,4 @@ def serve(s: "ServerBuilder") -> None:
     """Add to the server."""
     from lmi_vllm.features.sessions.start import keeping_sessions
 
-    s.lifespan(keeping_sessions)
+    s.model_part(keeping_sessions)

@@ -22,10 +22,9 @@ from lmi_vllm.features.sessions.sessions import (
     is_session_request,
     shared_sessions,
 )
-from lmi_vllm.inference.context import RequestContext, RequestSteps
-from lmi_vllm.inference.service import InferenceService
-from lmi_vllm.messages import GENERATE, EngineArguments, InferenceCall, Reply
-from lmi_vllm.server.context import ServerEvents
+from lmi_vllm.inference.context import ModelSteps, RequestContext
+from lmi_vllm.messages import GENERATE, InferenceCall, Reply
+from lmi_vllm.server.context import ModelContext
 from lmi_vllm.sources.table import Sources
 from lmi_vllm.sources.trusted_folders import (
     per_user_sibling,
@@ -41,29 +40,19 @@ _FOLDER: Final = "the directory of sessions"
 
 
 @contextlib.asynccontextmanager
-async def keeping_sessions(
-    service: InferenceService,
-    settings: Settings,
-    environ: Mapping[str, str],
-    events: ServerEvents,
-) -> AsyncIterator[None]:
+async def keeping_sessions(model: ModelContext) -> AsyncIterator[None]:
     """Keep sessions as the settings of the model ask for it; copied while the engine ends."""
-    sources = events.sources
-    step, copies = SessionStep(Sessions()), list[asyncio.Task[None]]()
-    url = settings.feature(SessionSettings).sessions_s3url
-
-    def use_settings(settings: Settings, _: EngineArguments) -> None:
-        nonlocal url
-        url = settings.feature(SessionSettings).sessions_s3url
-        step.sessions = sessions_of(settings, shared_sessions(url, environ, sources))
+    environ, sources = model.environ, model.sources
+    url = model.settings.feature(SessionSettings).sessions_s3url
+    sessions = sessions_of(model.settings, shared_sessions(url, environ, sources))
+    copies = list[asyncio.Task[None]]()
 
     async def copy() -> None:
-        copies.append(asyncio.create_task(copy_sessions(step.sessions, url, environ, sources)))
+        copies.append(asyncio.create_task(copy_sessions(sessions, url, environ, sources)))
 
-    step.add_to(service.steps)
-    events.on_plan.append(use_settings)
-    if events.is_first:
-        events.on_drained.append(copy)
+    SessionStep(sessions).add_to(model.steps)
+    if model.is_first:
+        model.on_drained.append(copy)
     yield
     await asyncio.gather(*copies)
 
@@ -74,7 +63,7 @@ class SessionStep:
     def __init__(self, sessions: Sessions) -> None:
         self.sessions = sessions
 
-    def add_to(self, steps: RequestSteps) -> None:
+    def add_to(self, steps: ModelSteps) -> None:
         """Answer the requests that these steps are for."""
         steps.checks.append(self.check)
         steps.answers.append(self.answer)

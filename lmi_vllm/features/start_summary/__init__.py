@@ -10,4 +10,4 @@ def serve(s: "ServerBuilder") -> None:
     """Add to the server."""
     from lmi_vllm.features.start_summary.summary import summarizing
 
-    s.lifespan(summarizing)
+    s.model_part(summarizing)

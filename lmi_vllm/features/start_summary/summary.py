@@ -3,16 +3,15 @@
 import contextlib
 import json
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from typing import Final
 
 from lmi_vllm._version import __version__
 from lmi_vllm.config.secrets import mask_urls
-from lmi_vllm.config.settings import Settings
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import Origin, OriginKind
-from lmi_vllm.server.context import ServerEvents
+from lmi_vllm.server.context import ModelContext
 from lmi_vllm.server.plan import StartPlan
 
 logger = logging.getLogger(__name__)
@@ -110,11 +109,9 @@ def _origin(origin: Origin) -> str:
 
 
 @contextlib.asynccontextmanager
-async def summarizing(
-    service: InferenceService, _: Settings, _environ: Mapping[str, str], events: ServerEvents
-) -> AsyncIterator[None]:
-    """Log the summary of every start while the body runs."""
-    events.on_ready.append(
-        lambda ready: StartSummary(ready.plan, service, ready.url, ready.curl).log()
+async def summarizing(model: ModelContext) -> AsyncIterator[None]:
+    """Log the summary of the model's start once it is ready."""
+    model.on_ready.append(
+        lambda ready: StartSummary(ready.plan, model.service, ready.url, ready.curl).log()
     )
     yield

@@ -25,4 +25,4 @@ def serve(s: "ServerBuilder") -> None:
     """Add to the server."""
     from lmi_vllm.features.text_embedding.requests import answering_texts
 
-    s.lifespan(answering_texts)
+    s.model_part(answering_texts)

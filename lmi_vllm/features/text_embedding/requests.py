@@ -16,13 +16,12 @@ from lmi_vllm.features.text_embedding.pooling import (
     pooling_parameters,
     vectors_reply,
 )
-from lmi_vllm.inference.context import RequestContext, RequestSteps
+from lmi_vllm.inference.context import ModelSteps, RequestContext
 from lmi_vllm.inference.pipeline import ask_hooked
 from lmi_vllm.inference.request.parameters import UnreadNames
 from lmi_vllm.inference.response.openai_events import lmi_reply
-from lmi_vllm.inference.service import InferenceService
-from lmi_vllm.messages import GENERATE, EngineArguments, OpenAIReply, Reply
-from lmi_vllm.server.context import ServerEvents
+from lmi_vllm.messages import GENERATE, OpenAIReply, Reply
+from lmi_vllm.server.context import ModelContext
 
 _SUCCESS: Final = 200
 _JSON: Final = "application/json"
@@ -40,20 +39,9 @@ class Pairs:
 
 
 @contextlib.asynccontextmanager
-async def answering_texts(
-    service: InferenceService,
-    settings: Settings,
-    _environ: Mapping[str, str],
-    events: ServerEvents,
-) -> AsyncIterator[None]:
-    """Answer requests to models that do not generate, while the body runs."""
-    step = TextStep(settings)
-
-    def use_settings(settings: Settings, _: EngineArguments) -> None:
-        step.use(settings)
-
-    step.add_to(service.steps)
-    events.on_plan.append(use_settings)
+async def answering_texts(model: ModelContext) -> AsyncIterator[None]:
+    """Answer requests to a model that does not generate."""
+    TextStep(model.settings).add_to(model.steps)
     yield
 
 
@@ -61,14 +49,10 @@ class TextStep:
     """Lets vLLM embed, classify or rank a payload; with LMI's other engines, in their form."""
 
     def __init__(self, settings: Settings) -> None:
-        self.use(settings)
-
-    def use(self, settings: Settings) -> None:
-        """Take the settings of the model that is started next."""
         self._asked = settings.feature(TextEmbeddingSettings)
         self._is_translated = is_translated(settings)
 
-    def add_to(self, steps: RequestSteps) -> None:
+    def add_to(self, steps: ModelSteps) -> None:
         """Answer the requests that these steps are for."""
         steps.decoders.append(undecoded)
         steps.answers.append(self.answer)

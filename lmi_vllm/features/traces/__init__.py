@@ -22,4 +22,4 @@ def serve(s: "ServerBuilder") -> None:
     from lmi_vllm.features.traces.start import tracing
 
     s.start.plan_variables(plan_variables)
-    s.lifespan(tracing)
+    s.model_part(tracing)

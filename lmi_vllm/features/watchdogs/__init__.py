@@ -20,4 +20,4 @@ def serve(s: "ServerBuilder") -> None:
     """Add to the server."""
     from lmi_vllm.features.watchdogs.watchdogs import watching
 
-    s.lifespan(watching)
+    s.model_part(watching)

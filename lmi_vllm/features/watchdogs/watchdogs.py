@@ -3,18 +3,15 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from typing import Final
 
 from lmi_vllm.clock import Clock
-from lmi_vllm.config.settings import Settings
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import EngineDeadError, LmiError
 from lmi_vllm.features.watchdogs.settings import WatchdogSettings
 from lmi_vllm.inference.lifecycle import Lifecycle, State
-from lmi_vllm.inference.service import InferenceService
-from lmi_vllm.messages import EngineArguments
-from lmi_vllm.server.context import ServerEvents
+from lmi_vllm.server.context import ModelContext
 from lmi_vllm.server.warm_up import warm_up
 
 logger = logging.getLogger(__name__)
@@ -178,33 +175,23 @@ async def _probe_engine(engine: Engine) -> None:
 
 
 @contextlib.asynccontextmanager
-async def watching(
-    service: InferenceService,
-    settings: Settings,
-    _: Mapping[str, str],
-    events: ServerEvents,
-) -> AsyncIterator[None]:
-    """Watch each engine as the settings of its model ask for it."""
-    asked = settings.feature(WatchdogSettings)
-
-    def use_settings(settings: Settings, _: EngineArguments) -> None:
-        nonlocal asked
-        asked = settings.feature(WatchdogSettings)
+async def watching(model: ModelContext) -> AsyncIterator[None]:
+    """Watch each engine of a model as its settings ask for it."""
+    asked, lifecycle = model.settings.feature(WatchdogSettings), model.service.lifecycle
 
     async def stalls(engine: Engine, clock: Clock) -> str:
         seconds, hang = asked.lmi_stall_timeout, asked.hang_seconds
-        if not seconds:
-            await asyncio.Event().wait()  # off
-        return await StallWatchdog(engine, service.lifecycle, seconds, clock, hang).run()
+        return await StallWatchdog(engine, lifecycle, seconds, clock, hang).run()
 
     async def answers(engine: Engine, clock: Clock) -> str:
         return await AnswerWatchdog(engine, clock).run()
 
     async def idle(engine: Engine, clock: Clock) -> str:
-        if not (seconds := asked.lmi_idle_probe_interval):
-            await asyncio.Event().wait()  # off
-        return await IdleProbe(engine, service.lifecycle, seconds, clock).run()
+        return await IdleProbe(engine, lifecycle, asked.lmi_idle_probe_interval, clock).run()
 
-    events.on_plan.append(use_settings)
-    events.watchdogs += (stalls, answers, idle)
+    if asked.lmi_stall_timeout:
+        model.watchdogs.append(stalls)
+    model.watchdogs.append(answers)
+    if asked.lmi_idle_probe_interval:
+        model.watchdogs.append(idle)
     yield

@@ -8,15 +8,13 @@ import pytest
 from prometheus_client import REGISTRY
 
 from lmi_vllm.adapters.registry import AdapterRegistry
-from lmi_vllm.clock import Clock
 from lmi_vllm.errors import UnknownAdapterError
 from lmi_vllm.features.adapter_store.start import finding_adapters
 from lmi_vllm.features.scripted.engine import ScriptedEngine
 from lmi_vllm.inference.service import InferenceService
-from lmi_vllm.server.context import ServerEvents, new_service
 from lmi_vllm.telemetry.records import RequestRecord, SequenceFigures, enter_record
 from tests.support.adapter_files import copy_adapter
-from tests.support.assembled import SOURCES, AdapterSources, load_settings
+from tests.support.assembled import AdapterSources, load_settings, model_context
 
 NAME = "lmi_cold_adapter_time_to_first_token_seconds"
 
@@ -64,16 +62,16 @@ async def server(tmp_path: Path) -> AsyncIterator[Server]:
         copy_adapter(tmp_path / "store" / name)
     environ = {"SERVING_DOWNLOAD_DIR": str(tmp_path / "cache")}
     settings = load_settings({"OPTION_ADAPTER_STORE": str(tmp_path / "store"), **environ})
-    service, events = new_service(settings, Clock()), ServerEvents(SOURCES)
-    sources = AdapterSources(environ)
-    async with finding_adapters(service, settings, environ, events):
-        registry = AdapterRegistry(
-            ScriptedEngine(),
-            sources.resolve,
-            is_enabled=True,
-            hooks=lambda made: events.adapter_hooks(made, sources),
-        )
-        yield Server(service, registry)
+    model, sources = model_context(settings, environ), AdapterSources(environ)
+    await model.enter([finding_adapters])
+    registry = AdapterRegistry(
+        ScriptedEngine(),
+        sources.resolve,
+        is_enabled=True,
+        hooks=lambda made: model.adapter_hooks(made, sources),
+    )
+    yield Server(model.service, registry)
+    await model.leave()
 
 
 def observed() -> tuple[float, float]:

@@ -13,8 +13,6 @@ from prometheus_client import REGISTRY
 from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.adapters.hooks import AdapterHooks
 from lmi_vllm.adapters.registry import AdapterRegistry
-from lmi_vllm.clock import Clock
-from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import AdapterRefusedError, NotReadyError, UnknownAdapterError
 from lmi_vllm.features.adapter_store.start import ColdRequests, ForwardedFind
 from lmi_vllm.features.adapters_state import reconciler, sharing, start
@@ -22,10 +20,9 @@ from lmi_vllm.features.adapters_state.start import Replica
 from lmi_vllm.features.front_ends.first import FirstProcess, SharedEngine
 from lmi_vllm.features.front_ends.mirrored_adapters import MirroredAdapters
 from lmi_vllm.features.scripted.engine import ScriptedEngine
-from lmi_vllm.inference.service import InferenceService
-from lmi_vllm.server.context import ServerEvents, new_service
+from lmi_vllm.server.context import ModelContext
 from tests.support.adapter_hooks import hook
-from tests.support.assembled import SOURCES, AdapterSources, load_settings
+from tests.support.assembled import AdapterSources, load_settings, model_context
 from tests.support.s3_server import BUCKET, S3Server
 from tests.unit.features.adapters_state.conftest import AWAY, KEY, Start
 
@@ -38,9 +35,7 @@ REFRESH_SECONDS = 0.05
 class Running:
     """A server whose adapters are shared, as far as the feature knows it."""
 
-    service: InferenceService
-    settings: Settings
-    events: ServerEvents = field(default_factory=lambda: ServerEvents(SOURCES))
+    model: ModelContext
     refused: set[str] = field(default_factory=set)
     gate: threading.Event | None = None  # what sources wait for
 
@@ -50,7 +45,7 @@ class Running:
             ScriptedEngine(),
             self._resolve,
             is_enabled=True,
-            hooks=lambda made: self.events.adapter_hooks(made, AdapterSources({})),
+            hooks=lambda made: self.model.adapter_hooks(made, AdapterSources({})),
         )
         for begin in registry.hooks.begin:
             await begin()
@@ -59,7 +54,7 @@ class Running:
     @property
     def detail(self) -> str:
         """Return what /ping and /ready say of it."""
-        return self.service.lifecycle.ping_details.get(start.PING_DETAIL, "")
+        return self.model.service.lifecycle.ping_details.get(start.PING_DETAIL, "")
 
     def _resolve(self, src: str) -> str:
         if self.gate is not None:
@@ -81,10 +76,10 @@ async def running(empty_store: S3Server, monkeypatch: pytest.MonkeyPatch) -> Asy
         "OPTION_ADAPTERS_STATE_REFRESH_SECONDS": str(REFRESH_SECONDS),
     }
     settings = load_settings(options)
-    made = Running(new_service(settings, Clock()), settings)
-    keeping = start.keeping_adapters(made.service, settings, empty_store.environ, made.events)
-    async with keeping:
-        yield made
+    model = model_context(settings, empty_store.environ)
+    await model.enter([start.keeping_adapters])
+    yield Running(model)
+    await model.leave()
 
 
 def value(name: str) -> float:
@@ -146,7 +141,7 @@ async def test_further_process_asks_the_first_for_unknown_names(running: Running
         ScriptedEngine(),
         str,
         is_enabled=True,
-        hooks=lambda made: running.events.adapter_hooks(made, None),
+        hooks=lambda made: running.model.adapter_hooks(made, None),
     )
     asked = []
 
@@ -168,9 +163,9 @@ async def test_further_process_waits_as_the_first_does(
 ) -> None:
     """For an adapter that another server's call has registered; then 503, as long as it cannot."""
     other, registry = await start("other").begin(), await running.begin()
-    first = FirstProcess(running.service)
+    first = FirstProcess(running.model.service)
     first.use(cast(SharedEngine, registry), registry)
-    replica = Replica(running.service, {}, running.settings, SOURCES)
+    replica = Replica(running.model)
 
     def hooks(made: AdapterRegistry) -> AdapterHooks:
         of_store = ForwardedFind(made, ColdRequests()) if has_store else None

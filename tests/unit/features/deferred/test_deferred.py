@@ -13,10 +13,10 @@ from lmi_vllm.features.deferred.results import DeferredResults, deferring
 from lmi_vllm.features.scripted.engine import Fail
 from lmi_vllm.messages import Reply
 from lmi_vllm.server.context import ServerEvents, error_statuses
-from lmi_vllm.telemetry.records import RequestRecord, enter_record
+from lmi_vllm.telemetry.records import RequestRecord, RequestSummary, enter_record
 from lmi_vllm.web.request import SERVICE
 from tests.conftest import ServeScripted
-from tests.support.assembled import SOURCES, load_settings
+from tests.support.assembled import load_settings
 from tests.unit.features.deferred.conftest import keep
 from tests.web.conftest import ROW_A, STREAM, A, B, GatedEngine, queue_of, until
 
@@ -122,7 +122,7 @@ async def test_deferred_failure_has_the_configured_status(serve: ServeScripted) 
     client = await serve(statuses=error_statuses(settings))
     service = client.app[SERVICE]
     service.steps.deferrals.clear()
-    async with deferring(service, settings, {}, ServerEvents(SOURCES)):
+    async with deferring(service, settings, {}, ServerEvents()):
         answer = await read_when_there(client, await start(client, {"inputs": 5}))
     body = await answer.json()
     assert (answer.status, body["code"]) == (599, 599)
@@ -174,8 +174,9 @@ async def test_deferred_pieces_come_in_batches(serve: ServeScripted, engine: Gat
 
 
 async def test_deferred_results_are_bounded(serve: ServeScripted, engine: GatedEngine) -> None:
-    """The least recently read one goes, a running one is aborted, the last stays."""
-    client = await serve()
+    """The least recently read one goes, a running one is aborted and no failure, the last stays."""
+    client, ended = await serve(), list[RequestSummary]()
+    client.app[SERVICE].telemetry.observers.append(ended.append)
     results = keep(client, DeferredResults(capacity=2))
     tokens = [await start(client) for _ in range(2)]
     await until(lambda: engine.running_requests == 2)
@@ -184,6 +185,9 @@ async def test_deferred_results_are_bounded(serve: ServeScripted, engine: GatedE
     await until(lambda: len(engine.jobs) == 3 and engine.running_requests == 2)
     statuses = [(await read(client, token)).status for token in tokens]
     assert (statuses[1], len(results)) == (400, 2)
+    assert [(one.is_disconnected, one.failure) for one in ended if one.is_background] == [
+        (True, None)
+    ]
     engine.gate.set()
     await until(lambda: queue_of(client).in_flight == 0)
 

@@ -21,7 +21,7 @@ from lmi_vllm.features.error_rates.rates import (
 )
 from lmi_vllm.inference.lifecycle import Lifecycle, State
 from lmi_vllm.server.context import ServerEvents, new_service
-from tests.support.assembled import SOURCES, load_settings
+from tests.support.assembled import load_settings
 
 
 class Clock:
@@ -115,7 +115,7 @@ async def test_settings_choose_the_counted_errors(
     settings = load_settings(environ)
     assert settings.warnings == ()
     service = new_service(settings, ServerClock())
-    events = ServerEvents(SOURCES, is_first=is_first)
+    events = ServerEvents(is_first=is_first)
     async with counting_errors(service, settings, environ, events):
         service.lifecycle.set_state(State.HEALTHY)
         service.lifecycle.note_failure(500)

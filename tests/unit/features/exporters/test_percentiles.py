@@ -5,10 +5,9 @@ import logging
 import pytest
 
 from lmi_vllm.config.properties import parse_properties
-from lmi_vllm.features.exporters.percentiles import RequestMetricLog, log_request_metrics
+from lmi_vllm.features.exporters.percentiles import RequestMetricLog, logging_request_metrics
 from lmi_vllm.features.metrics import percentile
-from lmi_vllm.telemetry.observers import Telemetry
-from tests.support.assembled import load_settings
+from tests.support.assembled import load_settings, model_context
 from tests.unit.config.test_types import check_accepted
 from tests.unit.conftest import Ended, ExplainRun
 
@@ -50,16 +49,17 @@ def test_setting_is_accepted(line: str, explained: ExplainRun) -> None:
     check_accepted(line, explained)
 
 
-def test_lines_are_those_of_the_last_model() -> None:
+async def test_lines_end_with_their_model() -> None:
     """A model's own serving.properties says whether, and after how many requests."""
-    hub = Telemetry()
-    usual = len(hub.observers)
     for text, every in (
         ("log_request_metric=true\nmetrics_aggregation=5", [5]),
         ("log_request_metric=true", [1000]),
         ("", []),
     ):
         file = parse_properties(text, "serving.properties")
-        log_request_metrics(hub, load_settings({}, extra_properties=file))
-        found = hub.observers[usual:]
-        assert [one.every for one in found if isinstance(one, RequestMetricLog)] == every
+        model = model_context(load_settings({}, extra_properties=file))
+        observers = model.service.telemetry.observers
+        async with logging_request_metrics(model):
+            found = [one.every for one in observers if isinstance(one, RequestMetricLog)]
+        assert found == every
+        assert not any(isinstance(one, RequestMetricLog) for one in observers)

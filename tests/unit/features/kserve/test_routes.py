@@ -241,7 +241,7 @@ async def test_metadata_names_inputs_and_outputs(serve: ServeScripted) -> None:
 async def test_infer_on_an_embedding_model(serve: ServeScripted) -> None:
     """Vectors are a matrix of FP32; the feature for such models makes them."""
     client = await serve(ServingProfile(model_name="demo", task="embed"))
-    TextStep(load_settings({})).add_to(client.app[SERVICE].steps)
+    TextStep(load_settings({})).add_to(client.app[SERVICE].runtime.steps)
     status, body = await infer(client, texts("a", "b"))
     assert status == 200
     (tensor,) = body["outputs"]

@@ -24,7 +24,6 @@ from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.server.context import ServerEvents
 from lmi_vllm.telemetry.metrics import Collectable
-from tests.support.assembled import SOURCES
 
 AT_WORK = ActiveAdapters(4, ("de", "fr"), ("it",))
 
@@ -60,7 +59,7 @@ def service() -> Loaded:
 
 async def shown(service: InferenceService, *names: str) -> str:
     """Return what /metrics shows."""
-    async with showing_adapters(service, Settings(), {}, ServerEvents(SOURCES)):
+    async with showing_adapters(service, Settings(), {}, ServerEvents()):
         return generate_latest(service.telemetry.series(names)).decode()
 
 
@@ -142,7 +141,7 @@ async def test_the_loaded_engine_is_asked_again_and_again(
         asked.set()
 
     monkeypatch.setattr(ScriptedEngine, "read_adapters", read)
-    async with showing_adapters(service, Settings(), {}, ServerEvents(SOURCES)):
+    async with showing_adapters(service, Settings(), {}, ServerEvents()):
         await asyncio.wait_for(asked.wait(), 10)
 
 

@@ -42,7 +42,7 @@ def clock() -> Clock:
 
 def use(client: TestClient, sessions: Sessions) -> None:
     """Let the server behind a client keep these sessions."""
-    steps = client.app[SERVICE].steps
+    steps = client.app[SERVICE].runtime.steps
     steps.checks.clear()
     steps.answers.clear()
     SessionStep(sessions).add_to(steps)

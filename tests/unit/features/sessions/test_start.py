@@ -5,13 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from lmi_vllm.clock import Clock
 from lmi_vllm.features.sessions import start
 from lmi_vllm.features.sessions.start import SessionStep, keeping_sessions, sessions_of
-from lmi_vllm.messages import EngineArguments
-from lmi_vllm.server.context import ServerEvents, new_service
 from lmi_vllm.sources.trusted_folders import per_user_sibling
-from tests.support.assembled import SOURCES, load_settings
+from tests.support.assembled import load_settings, model_context
 from tests.unit.config.test_option_tables import Row, check_row
 from tests.unit.conftest import OTHER_USER, ExplainRun, of_other_user
 
@@ -59,7 +56,7 @@ def test_sessions_leave_a_folder_of_another_user(
 async def test_sessions_are_copied_once_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_first: bool, copies: int
 ) -> None:
-    """By the first process, to where the settings of the model say that was started last."""
+    """By the first process, to where the settings of the model say."""
     seen: list[tuple[Path, str]] = []
 
     def upload(folder: Path, url: str, *_: object) -> int:
@@ -67,16 +64,14 @@ async def test_sessions_are_copied_once_at_the_end(
         return 0
 
     monkeypatch.setattr(start, "upload_directory", upload)
-    settings, events = load_settings({}), ServerEvents(SOURCES, is_first=is_first)
-    service = new_service(settings, Clock())
     brought = {"OPTION_SESSIONS_PATH": str(tmp_path), "OPTION_SESSIONS_S3URL": "s3://b/p"}
-    async with keeping_sessions(service, settings, {}, events):
-        for plan in events.on_plan:
-            plan(load_settings(brought), EngineArguments({}, {}))
-        (check,) = service.steps.checks
-        step = check.__self__  # type: ignore[attr-defined]
-        assert isinstance(step, SessionStep)
-        assert step.sessions.root == tmp_path
-        for end in events.on_drained:
-            await end()
+    model = model_context(load_settings(brought), is_first=is_first)
+    await model.enter([keeping_sessions])
+    (check,) = model.steps.checks
+    step = check.__self__  # type: ignore[attr-defined]
+    assert isinstance(step, SessionStep)
+    assert step.sessions.root == tmp_path
+    for end in model.on_drained:
+        await end()
+    await model.leave()
     assert seen == [(tmp_path, "s3://b/p")] * copies

@@ -17,7 +17,7 @@ def serve(serve: ServeScripted) -> ServeScripted:
 
     async def start(*arguments: Any, **words: Any) -> TestClient:
         client = await serve(*arguments, **words)
-        TextStep(load_settings({})).add_to(client.app[SERVICE].steps)
+        TextStep(load_settings({})).add_to(client.app[SERVICE].runtime.steps)
         return client
 
     return start

@@ -47,7 +47,7 @@ async def _client(serve: ServeScripted, profile: ServingProfile, **options: str)
     """Return a client of a server whose model has these options."""
     client = await serve(profile, limit=4)
     variables = {f"OPTION_{name.upper()}": text for name, text in options.items()}
-    steps = client.app[SERVICE].steps
+    steps = client.app[SERVICE].runtime.steps
     steps.decoders.clear()
     steps.answers.clear()
     TextStep(load_settings(variables)).add_to(steps)
@@ -230,7 +230,7 @@ async def test_length_beyond_the_model_s_cuts_there(
 ) -> None:
     """What asks for more tokens than the model takes is refused by vLLM, short or not."""
     client = await _client(serve, EMBEDDER, engine="Rust", truncation="true")
-    (answer,) = client.app[SERVICE].steps.answers
+    (answer,) = client.app[SERVICE].runtime.steps.answers
     step = answer.__self__  # type: ignore[attr-defined]
     step._asked = step._asked.model_copy(update={"max_length": 10**8})
     await _ask(client, {"inputs": "a"})
