@@ -155,7 +155,7 @@ async def test_access_log_masks_query_values_that_may_be_secret(
 ) -> None:
     """Values of unknown names and of addresses are masked; line breaks cannot forge a line."""
     client = await serve()
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.DEBUG, "lmi_vllm.requests"):
         await client.get("/ping?api_key=SENTINEL&x=%0ASENTINEL&%53ENT=1&model_name=demo")
         await client.post("/ping?name=a&src=s3://u:SENTINEL@b/?X-Amz-Signature=SENTINEL")
     lines = [line.getMessage() for line in caplog.records if line.name == "lmi_vllm.requests"]
