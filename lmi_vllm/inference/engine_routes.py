@@ -43,7 +43,11 @@ async def pass_on(
     if route.kind is RouteKind.MANAGEMENT and http.method not in _READING:
         is_asleep = await application.is_asleep()
         lifecycle.set_asleep(is_asleep=is_asleep)
-    return unchanged_reply(answer)
+    reply = unchanged_reply(answer)
+    if answer.stream is None:
+        return reply
+    events = event_stream(route, answer.content_type).events(answer.stream)
+    return replace(reply, stream=events)
 
 
 async def forward(context: RequestContext, http: HttpCall, route: HttpRoute) -> Reply:

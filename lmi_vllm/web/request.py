@@ -89,10 +89,11 @@ class RouteGroup:
     """Routes of a feature, before all of the core's but inference; it may replace those.
 
     Paths below `prefix` have the group's own rules, unless they are vLLM's. `is_open` says which of
-    them need no key. `check` raises an error to refuse a request. `title` is printed with the URL
-    when the server starts. With `error_body` the group writes its errors, with the statuses of
-    `error_dialect`. `dialect_of` gives the dialect of a path for which the core has none.
-    `is_shared` says which paths are inference, so that any process of this server may answer.
+    its routes, by their patterns, need no key; "" is no route. `check` raises an error to refuse a
+    request. `title` is printed with the URL when the server starts. With `error_body` the group
+    writes its errors, with the statuses of `error_dialect`. `dialect_of` gives the dialect of a
+    path for which the core has none. `is_shared` says which paths are inference, so that any
+    process of this server may answer.
     """
 
     add: Callable[[web.Application], None]
@@ -202,11 +203,15 @@ def group_of(request: web.Request) -> RouteGroup | None:
 
 
 def is_open(request: web.Request) -> bool:
-    """Whether the request needs no key: health, open signals and the open pages of groups."""
-    if is_signal(request):
+    """Whether the request needs no key: health, open signals and the open pages of groups.
+
+    A group decides by its route: the text of a path may say less (`%2F`).
+    """
+    if is_signal(request) or request.path in OPEN_PATHS:
         return True
-    group = group_of(request)
-    return request.path in OPEN_PATHS or (group is not None and group.is_open(request.path))
+    resource, group = request.match_info.route.resource, group_of(request)
+    route = "" if resource is None else resource.canonical
+    return group is not None and group.is_open(route)
 
 
 def rerouting(make_request: MakeRequest) -> MakeRequest:

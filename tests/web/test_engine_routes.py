@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import sys
+from collections.abc import AsyncGenerator
 from types import FrameType
 from typing import Final
 
@@ -437,3 +438,28 @@ async def test_path_of_the_application_is_looked_up_once(
         assert (response.status, len(made)) == (200, wanted)
         made.clear()
     assert (await client.post("/v1/unknown", json={})).status == 404
+
+
+CUT: Final = (
+    b'event: response.completed\ndata: {"type":"response.completed","sequence_number":1,'
+    b'"response":{"status":"incomplete"}}\n\n'
+)
+
+
+async def test_kept_response_that_was_cut_ends_as_it_did_when_it_was_asked(
+    serve: ServeScripted, application: Application, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Read again, its stream has the same last event."""
+
+    async def cut() -> AsyncGenerator[bytes, None]:
+        yield CUT
+
+    monkeypatch.setattr(application, "_chunks", cut)
+    kept = HttpRoute(
+        "/v1/responses/{id}", frozenset({"GET"}), RouteKind.INFORMATION, Dialect.OPENAI
+    )
+    application.routes = (*ROUTES, kept)
+    client = await serve()
+    first = await client.post("/v1/responses", json={"stream": True})
+    again = await client.get("/v1/responses/one", json={"stream": True})
+    assert await first.read() == await again.read() == CUT.replace(b"completed", b"incomplete")

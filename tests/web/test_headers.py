@@ -4,6 +4,7 @@ import uuid
 
 import pytest
 from aiohttp.test_utils import TestClient
+from yarl import URL
 
 from lmi_vllm.messages import ServingProfile
 from lmi_vllm.web.request import OPEN_PATHS, WebOptions
@@ -264,6 +265,20 @@ async def test_headers_api_key_is_demanded_on_every_route(serve: ServeScripted) 
     for method, path in {*concrete_routes(client), ("GET", "/nothing")}:
         status = (await client.request(method, path)).status
         assert (status != 401) is (path in PROBES), (method, path)
+
+
+async def test_headers_api_key_is_demanded_whatever_a_name_in_the_path_says(
+    serve: ServeScripted,
+) -> None:
+    """A name that ends like the path of a probe, its slashes encoded, opens no other route."""
+    client = await serve(options=KEYS)
+    routes = [(one.method, one.resource.canonical) for one in client.app.router.routes()]
+    named = [(method, route) for method, route in routes if "{" in route and "ready" not in route]
+    for name in ("1%2Fready", "health%2Flive", "..%2f..%2fping"):
+        for method, route in named:
+            path = URL(re.sub(r"{\w+}", name, route), encoded=True)
+            answer = await client.request("POST" if method == "*" else method, path)
+            assert answer.status == 401, (method, path)
 
 
 BODIES = {

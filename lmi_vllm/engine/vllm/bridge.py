@@ -39,6 +39,7 @@ from lmi_vllm.engine.vllm.routes import SAGEMAKER, ExactRoutes, described, is_re
 from lmi_vllm.engine.vllm.workarounds import Scope, apply
 from lmi_vllm.engine.vllm.workarounds.client_faults import leave_out_faults_of_clients
 from lmi_vllm.engine.vllm.workarounds.ended_streams import end_with_the_engine
+from lmi_vllm.engine.vllm.workarounds.kept_responses import keep_by_client
 from lmi_vllm.engine.vllm.workarounds.messages import end_with_errors, with_objects
 from lmi_vllm.engine.vllm.workarounds.parsers import limit_parsers
 from lmi_vllm.engine.vllm.workarounds.request_bodies import check_body
@@ -59,7 +60,6 @@ from lmi_vllm.messages import (
     ServingProfile,
 )
 from lmi_vllm.multipart import boundary_of, with_field
-from lmi_vllm.telemetry.records import current_record
 
 logger = logging.getLogger(__name__)
 
@@ -76,16 +76,6 @@ _REPLACED: Final = (
 # Errors that vLLM's validators raise for a body of an unexpected shape, and vLLM answers with 500.
 # ValueError and TypeError are 400 there, too.
 _UNREAD: Final = (AttributeError, LookupError, RecursionError)
-
-
-class BackgroundTasks(dict[str, asyncio.Task[Any]]):
-    """vLLM's background responses; what their requests hold is kept until they end."""
-
-    def __setitem__(self, response_id: str, task: asyncio.Task[Any]) -> None:
-        super().__setitem__(response_id, task)
-        record = current_record()
-        if record is not None and record.keep is not None:
-            record.keep(task)
 
 
 class KeyedLoads(MutableMapping[str, Any]):
@@ -163,7 +153,7 @@ class Bridge:
         end_with_the_engine(app.state)
         leave_out_faults_of_clients()
         if (responses := getattr(app.state, "openai_serving_responses", None)) is not None:
-            responses.background_tasks = BackgroundTasks()
+            keep_by_client(responses)
         return cls(app, llm)
 
     def change(self, change: Callable[[Any], object]) -> None:

@@ -107,9 +107,9 @@ def _add(app: web.Application, options: ConsoleOptions) -> None:
     app.router.add_get(SETTINGS_PATH, data.settings)
 
 
-def is_open_page(path: str) -> bool:
-    """Whether a console path is the page or one of its files, which hold no data of this server."""
-    return path not in (STATE_PATH, SETTINGS_PATH)
+def is_open_page(route: str) -> bool:
+    """Whether a route is the page or one of its files, which hold no data of this server."""
+    return route not in (STATE_PATH, SETTINGS_PATH)
 
 
 def check_console_request(request: web.Request) -> None:

@@ -114,9 +114,9 @@ def error_body(text: str) -> bytes:
     return orjson.dumps({"error": text})
 
 
-def is_open(path: str) -> bool:
-    """Whether a path needs no API key: those of liveness and readiness probes."""
-    return path.startswith(f"{PREFIX}/health/") or path.endswith("/ready")
+def is_open(route: str) -> bool:
+    """Whether a route needs no API key: those of liveness and readiness probes."""
+    return route.startswith(f"{PREFIX}/health/") or route.endswith("/ready")
 
 
 def _properties(headers: Mapping[str, str]) -> dict[str, str]:

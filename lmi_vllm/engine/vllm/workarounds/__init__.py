@@ -228,6 +228,7 @@ ELSEWHERE: Final = {
     "ignored_modules": Elsewhere(
         "configuration.py", "test_plain_vllm_loads_an_adapter_whose_modules_it_ignores"
     ),
+    "kept_responses": Elsewhere("bridge.py", "test_plain_vllm_keeps_every_response_for_everyone"),
     "messages": Elsewhere("bridge.py", "test_plain_vllm_refuses_the_input_of_a_tool_as_text"),
     "not_finite": Elsewhere("configuration.py", "test_plain_vllm_corrupts_every_later_answer"),
     "parsers": Elsewhere("bridge.py", "test_plain_vllm_parser_takes_the_square_of_its_text"),

@@ -26,6 +26,7 @@ import json
 from typing import Any, Final
 
 from lmi_vllm.engine.vllm.names import is_mistral_tokenizer
+from lmi_vllm.engine.vllm.workarounds.kept_responses import note_request
 from lmi_vllm.errors import RequestError
 from lmi_vllm.messages import HttpCall
 
@@ -52,6 +53,7 @@ async def check_body(call: HttpCall, conversation: Any, responses: Any) -> None:
         return  # the application says so
     if isinstance(payload, dict):
         await check(payload, conversation, responses)
+        note_request(responses, call.body, payload.get("previous_response_id"))
 
 
 async def _check_response(payload: dict[str, Any], conversation: Any, responses: Any) -> None:
