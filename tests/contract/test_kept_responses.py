@@ -103,7 +103,7 @@ def test_response_is_found_by_its_own_key_only(
 
 
 @pytest.mark.usefixtures("responses")
-def test_response_in_the_background_is_cancelled_by_its_own_key_and_its_streams_end(
+def test_background_response_is_cancelled_by_its_own_key_and_its_streams_end(
     run: LoopThread, application: HttpApplication
 ) -> None:
     """A reader that begins later gets the same events, and an end too."""
@@ -184,7 +184,7 @@ def test_plain_vllm_keeps_every_response_for_everyone(run: LoopThread, responses
 def test_plain_vllm_never_ends_the_stream_of_a_cancelled_response(
     run: LoopThread, responses: Any
 ) -> None:
-    """It waits for an event that nobody will add."""
+    """It waits for an event that never comes."""
 
     async def first_event() -> None:
         plain = SimpleNamespace(event_store={"a": (deque(), asyncio.Event())}, background_tasks={})
