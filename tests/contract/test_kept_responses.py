@@ -103,7 +103,7 @@ def test_response_is_found_by_its_own_key_only(
 
 
 @pytest.mark.usefixtures("responses")
-def test_background_response_is_cancelled_by_its_own_key_and_its_streams_end(
+def test_response_is_cancelled_by_its_own_key_and_its_streams_end(
     run: LoopThread, application: HttpApplication
 ) -> None:
     """A reader that begins later gets the same events, and an end too."""
