@@ -7,7 +7,9 @@ MASK: Final = "***"
 _ANSWERED: Final = 8 << 10  # characters of an answer: looking for logins in more takes too long
 # Up to the last @ before the path; or over a slash in a password (the bound keeps long lines fast),
 # where what follows the colon is no port.
-_URL_LOGIN: Final = re.compile(r"""://(?:[^/\s"']+@|[^/@:\[\s"']*:(?!\d{1,5}/)[^\s"']{1,500}@)""")
+_URL_LOGIN: Final = re.compile(
+    r"""(?<!abfs)(?<!abfss)://(?:[^/\s"']+@|[^/@:\[\s"']*:(?!\d{1,5}/)[^\s"']{1,500}@)"""
+)
 _URL_SIGNATURE: Final = re.compile(
     r"([?&](?:x-[a-z]{2,9}-(?:signature|credential|security-token)|signature|sig|token|"
     r"awsaccesskeyid|key|api_key|apikey|access_token|password|secret)=)[^&\s\"']+",

@@ -2,9 +2,9 @@
 """Install what only tests need (Chromium, HAProxy, nginx, Prometheus) from the distribution.
 
 It may do so on a Debian-like machine where we are root: a container. Where npm is, it puts schemas
-of custom resources into .venv (29 MB), by a lock file. With LMI_TEST_TOOLS=none nothing is
-installed. The tests that need a missing tool are skipped and named at the end. Never fails: without
-a network those tests are skipped as well.
+of custom resources (29 MB) and Azurite (186 MB) into .venv, by lock files. With
+LMI_TEST_TOOLS=none nothing is installed. The tests that need a missing tool are skipped and named
+at the end. Never fails: without a network those tests are skipped as well.
 """
 
 import os
@@ -14,8 +14,11 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-LOCKED = ROOT / "tests" / "support" / "published_schemas"
-SCHEMAS = ROOT / ".venv" / "published-schemas"
+# Folder of a lock file in tests/support -> its folder in .venv, and what it is.
+PACKAGES = {
+    "published_schemas": ("published-schemas", "schemas of custom resources"),
+    "azurite": ("azurite", "Azurite, an Azure store on loopback"),
+}
 # Package -> the program that shows it is there.
 TOOLS = {
     "chromium": ("chromium", "chromium-browser", "google-chrome"),
@@ -41,26 +44,27 @@ def main() -> int:
         missing = [package for package in missing if not is_there(package)]
     for package in missing:
         say(f"{package} is not installed: the tests that need it are skipped")
-    install_schemas()
+    for name, (folder, what) in PACKAGES.items():
+        install_from_npm(ROOT / "tests" / "support" / name, ROOT / ".venv" / folder, what)
     return 0
 
 
-def install_schemas() -> None:
-    """Install what the lock file names into .venv, unless it is there."""
+def install_from_npm(locked: Path, target: Path, what: str) -> None:
+    """Install what a lock file names into .venv, unless it is there."""
     if os.environ.get("LMI_TEST_TOOLS") == "none" or not (ROOT / ".venv").is_dir():
         return
-    lock = (LOCKED / "package-lock.json").read_bytes()
-    present = SCHEMAS / "package-lock.json"
-    if present.is_file() and present.read_bytes() == lock and (SCHEMAS / "node_modules").is_dir():
+    lock = (locked / "package-lock.json").read_bytes()
+    present = target / "package-lock.json"
+    if present.is_file() and present.read_bytes() == lock and (target / "node_modules").is_dir():
         return
-    shutil.rmtree(SCHEMAS, ignore_errors=True)
+    shutil.rmtree(target, ignore_errors=True)
     if shutil.which("npm") is not None:
-        say("installing schemas of custom resources for the tests")
-        shutil.copytree(LOCKED, SCHEMAS)
+        say(f"installing {what} for the tests")
+        shutil.copytree(locked, target)
         npm = ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
-        run(npm, dict(os.environ), SCHEMAS)
-    if not (SCHEMAS / "node_modules").is_dir():
-        say("the schemas are not installed (npm): the tests that need them are skipped")
+        run(npm, dict(os.environ), target)
+    if not (target / "node_modules").is_dir():
+        say(f"not installed (npm): {what}; the tests that need it are skipped")
 
 
 def is_there(package: str) -> bool:

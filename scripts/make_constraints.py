@@ -34,8 +34,8 @@ BOUND_BY_LMCACHE: Final = ("prometheus-client",)
 PLAN: Final = {
     "base": ((), ()),
     "otel": (("otel",), ("base",)),
-    "cpu": (("cpu",), ("base",)),
-    "cuda": (("cuda", "lmcache"), ("base",)),  # as the image has it
+    "cpu": (("cpu", "clouds"), ("base",)),
+    "cuda": (("cuda", "lmcache", "clouds"), ("base",)),  # as the image has it
     "dev": (("dev",), ("cpu",)),
 }
 # What an image has besides: the compiler of torch's own release of CUDA, whose headers refuse any

@@ -202,6 +202,9 @@ class Store(Source, Protocol):
     def examples(self) -> tuple[str, ...]:
         """Example URLs for messages: a prefix and an archive."""
 
+    def problem(self, reference: str) -> str:
+        """Why a URL cannot be read on this machine, before it is asked for; empty if it can."""
+
     @property
     def is_streamed_by_vllm(self) -> bool:
         """Whether vLLM's Run:ai loader reads weights from there by itself."""

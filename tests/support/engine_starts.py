@@ -14,7 +14,8 @@ from typing import Final
 # for DistilBERT and gte v1.5: each is a model of its own.
 # Published weights and tokenizers are three more, of which no other server of the suite has any.
 # Deployments of other servers are six more: what is proven is a start with their words.
-BUDGETS: Final[Mapping[str, int]] = MappingProxyType({"contract": 32, "integration": 139})
+# A model in Google's store with adapters in Azure's is one more: its fetch is what is proven.
+BUDGETS: Final[Mapping[str, int]] = MappingProxyType({"contract": 32, "integration": 140})
 
 
 @dataclass

@@ -27,6 +27,7 @@ KEYS = {
     "AWS_SECRET_ACCESS_KEY": "loopback-secret",
     "AWS_REGION": "us-east-1",
 }
+_OF_A_CONNECTION = ("content-length", "connection", "date", "server", "transfer-encoding")
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,8 @@ class Refusal:
 
 
 @dataclass
-class S3Server:
-    """What the tests see: a store to fill, faults to play, requests to look at."""
+class FaultyStore:
+    """A store behind the proxy: faults to play, requests to look at."""
 
     url: str
     backend: tuple[str, int]
@@ -57,6 +58,27 @@ class S3Server:
     wrong_bytes_left: int = 0  # so many object transfers are altered on the way
     lost_answers_left: int = 0  # so many writes are carried out, and their answers lost
     ignores_conditions: bool = False  # as stores without conditional writes do
+
+    def object_of(self, path: str, query: str) -> str | None:
+        """Return the key that a GET asks for; None for a listing."""
+        if path.count("/") < 2 or path.endswith("/") or "list-type" in query:
+            return None
+        return unquote(path.split("/", 2)[2])
+
+    def forget(self) -> None:
+        """Forget all faults and requests."""
+        self.objects_sent.clear()
+        self.signed.clear()
+        self.payers.clear()
+        self.cuts_left = self.wrong_bytes_left = self.lost_answers_left = 0
+        self.refusal = self.refuse_objects = self.pause = self.listed_size = None
+        self.pause_lists = self.stall = None
+        self.ignores_conditions = False
+
+
+@dataclass
+class S3Server(FaultyStore):
+    """A store of moto to fill."""
 
     @property
     def environ(self) -> dict[str, str]:
@@ -84,13 +106,7 @@ class S3Server:
         host, port = self.backend
         request = urllib.request.Request(f"http://{host}:{port}/moto-api/reset", method="POST")
         urllib.request.urlopen(request, timeout=10).close()
-        self.objects_sent.clear()
-        self.signed.clear()
-        self.payers.clear()
-        self.cuts_left = self.wrong_bytes_left = self.lost_answers_left = 0
-        self.refusal = self.refuse_objects = self.pause = self.listed_size = None
-        self.pause_lists = self.stall = None
-        self.ignores_conditions = False
+        self.forget()
         self.client.create_bucket(Bucket=BUCKET)
 
     @cached_property
@@ -110,41 +126,52 @@ class S3Server:
 def s3_server() -> Iterator[S3Server]:
     """Run a store with one empty bucket."""
     # A process of its own: moto imports flask, whose proxies an engine forked from here trips over.
-    backend = ("127.0.0.1", _free_port())
+    backend = ("127.0.0.1", free_port())
     moto = subprocess.Popen(
         [sys.executable, "-m", "moto.server", "-H", backend[0], "-p", str(backend[1])],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    _wait_until_open(backend)
     store = S3Server("", backend)
+    try:
+        wait_until_open(backend)
+        with behind_proxy(store):
+            store.reset()
+            yield store
+    finally:
+        moto.kill()
+        moto.wait()
+
+
+@contextmanager
+def behind_proxy(store: FaultyStore) -> Iterator[None]:
+    """Run the proxy, whose URL the store gets."""
     handler = type("Handler", (_Proxy,), {"store": store})
     proxy = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     proxy.daemon_threads = True
     store.url = f"http://127.0.0.1:{proxy.server_address[1]}"
     thread = threading.Thread(target=proxy.serve_forever, args=(0.02,))
     thread.start()
-    store.reset()
     try:
-        yield store
+        yield
     finally:
         for pause in filter(None, (store.pause, store.stall)):
             pause.set()
         proxy.shutdown()
         proxy.server_close()
         thread.join()
-        moto.kill()
-        moto.wait()
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port that nothing listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
 
 
-def _wait_until_open(address: tuple[str, int], seconds: float = 60) -> None:
+def wait_until_open(address: tuple[str, int], seconds: float = 60) -> None:
+    """Return once something listens there."""
     deadline = time.monotonic() + seconds
     while True:
         try:
@@ -178,16 +205,17 @@ def zip_file(files: Mapping[str, bytes]) -> bytes:
 
 
 class _Proxy(BaseHTTPRequestHandler):
-    """Hands every request on to moto and plays the faults of the store."""
+    """Hands every request on to the store and plays its faults."""
 
-    store: ClassVar[S3Server]
+    store: ClassVar[FaultyStore]
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
         """Listings and objects."""
         path, _, query = self.path.partition("?")
-        is_object = path.count("/") > 1 and not path.endswith("/") and "list-type" not in query
-        self._note(path, is_object)
+        key = self.store.object_of(path, query)
+        is_object = key is not None
+        self._note(key)
         if self.store.pause_lists and not is_object:
             self.store.pause_lists.wait(20)
         refusal = self.store.refusal or (self.store.refuse_objects if is_object else None)
@@ -198,7 +226,7 @@ class _Proxy(BaseHTTPRequestHandler):
 
     def do_HEAD(self) -> None:
         """Objects and buckets."""
-        self._note("", False)
+        self._note()
         if self.store.refusal:
             self._refuse(self.store.refusal)
         else:
@@ -206,12 +234,12 @@ class _Proxy(BaseHTTPRequestHandler):
 
     def do_PUT(self) -> None:
         """Objects that are written."""
-        self._note("", False)
+        self._note()
         self._write()
 
     def do_DELETE(self) -> None:
         """Objects that are removed."""
-        self._note("", False)
+        self._note()
         self._write()
 
     def _write(self) -> None:
@@ -224,13 +252,13 @@ class _Proxy(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:
         """Stay silent."""
 
-    def _note(self, path: str, is_object: bool) -> None:
+    def _note(self, key: str | None = None) -> None:
         if self.store.stall:
             self.store.stall.wait(120)
         self.store.signed.append("authorization" in self.headers)
         self.store.payers.append(self.headers.get("x-amz-request-payer", ""))
-        if is_object:
-            self.store.objects_sent.append(unquote(path.split("/", 2)[2]))
+        if key is not None:
+            self.store.objects_sent.append(key)
 
     def _forward(self, is_object: bool, sent: bytes | None = None) -> None:
         connection = http.client.HTTPConnection(*self.store.backend, timeout=20)
@@ -255,7 +283,7 @@ class _Proxy(BaseHTTPRequestHandler):
             body = b"X" * len(body)
         self.send_response(answer.status)
         for name, value in answer.getheaders():
-            if name.lower() not in ("content-length", "connection", "date", "server"):
+            if name.lower() not in _OF_A_CONNECTION:
                 self.send_header(name, value)
         length = answer.getheader("Content-Length") if self.command == "HEAD" else len(body)
         self.send_header("Content-Length", str(length or 0))

@@ -63,6 +63,7 @@ LIBRARIES = {
     r"|(engine/vllm/(configuration|openai|routes)|features/(seq2seq/requests|vllm_adapters/routes))\.py",
     "boto3": AWS,
     "botocore": AWS,
+    "obstore": r"features/object_stores/cloud_\w+\.py",
     "huggingface_hub": r"features/hub/\w+\.py",
     "xgrammar": r"features/grammar_trials/walks\.py",
     "prometheus_client": r"telemetry/metrics\.py|web/management_routes\.py"

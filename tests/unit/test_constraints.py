@@ -111,6 +111,11 @@ def test_development_versions_fit_both_builds() -> None:
         assert not clashes
 
 
+def test_the_images_carry_obstore() -> None:
+    """Models in gs:// and az:// start there, without a package to add."""
+    assert all("obstore" in pins(name) for name in ("cpu-hashes", "cuda-hashes"))
+
+
 def test_the_cuda_image_carries_lmcache() -> None:
     """Configurations of LMI that name it start there; it has no build without CUDA."""
     assert [name for name in ("cpu", "cuda", "cuda-hashes") if "lmcache" in pins(name)] == [

@@ -11,7 +11,8 @@ class Model(Section):
 
     # fmt: off
     model_id: str | None = option(parse.plain_text, computes("model"), aliases=("model",),
-        values="hub id, `s3://…`, path", note="The model: hub id, s3:// prefix or local path.")
+        values="hub id, `s3://…`, `gs://…`, `az://…`, path",
+        note="The model: hub id, prefix of a store, or path.")
     model_dir: str | None = option(parse.plain_text, ours(), values="path",
         note="Directory of the weights where no model id is set. It must exist.")
     revision: str | None = option(parse.plain_text, maps_to("revision"),

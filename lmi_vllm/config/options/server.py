@@ -94,7 +94,7 @@ class ServerKeys(Section):
     request_id_header_key: str = option(parse.plain_text, ours(), default="x-request-id",
         written=SERVER_LEVEL, note="Header that carries the request id.")
     download_dir: str | None = option(parse.plain_text, ours(), written=(ENV,), values="path",
-        note="Root of the S3 and archive cache.")
+        note="Root of the cache of stores and archives.")
     fail_fast: bool = option(parse.boolean, ours(), default=False, written=(ENV,),
         note="End with 137 as soon as retry_threshold is passed.")
     health_check_override: bool = option(parse.boolean, ours(), default=False, written=(ENV,),

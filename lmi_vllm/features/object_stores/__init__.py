@@ -1,4 +1,4 @@
-"""Models and adapters in object stores: `s3://`; each further scheme is one more row."""
+"""Models and adapters in object stores; each further scheme is one more row."""
 
 from typing import TYPE_CHECKING
 
@@ -8,7 +8,12 @@ if TYPE_CHECKING:
 
 def configure(c: "ConfigurationBuilder") -> None:
     """Add to the configuration."""
+    from lmi_vllm.features.object_stores.cloud_store import AZ, AZURE_LONG, GCS
+    from lmi_vllm.features.object_stores.rules import check_urls
     from lmi_vllm.features.object_stores.s3 import S3, S3Settings
+    from lmi_vllm.translate.draft import RulePhase
 
     c.settings(S3Settings)
-    c.store(S3)
+    for store in (S3, GCS, AZ, AZURE_LONG):
+        c.store(store)
+    c.rule(RulePhase.WRITTEN, check_urls)

@@ -5,10 +5,7 @@ from the real environment only: AWS_CONFIG_FILE, AWS_SHARED_CREDENTIALS_FILE, we
 container credential variables, AWS_CA_BUNDLE and the proxy variables.
 """
 
-import hashlib
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,9 +14,14 @@ from lmi_vllm.config.options.row import variable
 from lmi_vllm.config.settings import FeatureSettings
 from lmi_vllm.errors import DownloadError
 from lmi_vllm.features.object_stores import s3_transfer as transfer
+from lmi_vllm.features.object_stores.location import (
+    Location,
+    check_small,
+    has_md5_of,
+    missing_text,
+)
 from lmi_vllm.features.object_stores.s3_bucket import MISSING, S3Bucket, error_code
 from lmi_vllm.features.object_stores.source import StoreSource
-from lmi_vllm.sources.archives import is_archive
 from lmi_vllm.sources.base import (
     InterruptedTransferError,
     ObjectChangedError,
@@ -28,8 +30,6 @@ from lmi_vllm.sources.base import (
 )
 
 _CONFLICTS: Final = ("412", "PreconditionFailed", "409", "ConditionalRequestConflict")
-MAX_SMALL_BYTES: Final = 64 << 20  # of an object that is read into memory: 300,000 shared adapters
-_MD5_HEX: Final = re.compile("[0-9a-f]{32}")
 
 
 class S3Settings(FeatureSettings):
@@ -56,13 +56,10 @@ class S3Store:
         self.url = url.strip()
         self._environ = environ
         name, _, key = self.url.partition("://")[2].partition("/")
-        if not name or "*" in name:
-            raise DownloadError(f"{self.url!r} names no bucket: write s3://bucket/prefix/")
+        self._location = Location.of(self.url, name, f"s3://{name}/", key)
         self._bucket = bucket or S3Bucket(name, environ)
-        self._is_archive = is_archive(key)
-        needs_slash = key and not key.endswith(("/", "*")) and not self._is_archive
-        self._prefix = f"{key}/" if needs_slash else key.removesuffix("*")
-        self.listed_url = f"s3://{self._bucket.name}/{self._prefix}"
+        self._prefix = self._location.prefix
+        self.listed_url = self._location.listed_url
 
     def below(self, folder: str) -> "S3Store":
         """Return the store of one folder of this prefix, over the same connections."""
@@ -74,12 +71,10 @@ class S3Store:
         Raises:
             DownloadError: there are more than `most`, markers included; no more pages are read.
         """
-        if self._is_archive:
+        if self._location.is_archive:
             head = self._head(self._prefix)
             if head is None:
-                raise DownloadError(
-                    f"{self.url}: there is no such object in {self._bucket.place}: check the key"
-                )
+                raise DownloadError(missing_text(self.url, self._bucket.place))
             return (head,)
         with self._bucket.requests(self.url) as client:
             pages = client.get_paginator("list_objects_v2").paginate(
@@ -88,14 +83,10 @@ class S3Store:
             entries: list[Mapping[str, Any]] = []
             for page in pages:
                 entries += page.get("Contents", ())
-                if most is not None and len(entries) > most:
-                    raise DownloadError(
-                        f"{self.url} holds more than {most} objects, folders included: too many"
-                    )
+                self._location.check_count(len(entries), most)
         return tuple(
-            replace(
-                self._stored(entry["Key"], entry["Size"], entry["ETag"]),
-                modified=entry["LastModified"].timestamp(),
+            self._location.stored(
+                entry["Key"], entry["Size"], entry["ETag"], entry["LastModified"].timestamp()
             )
             for entry in entries
             if not entry["Key"].endswith("/")
@@ -175,11 +166,7 @@ class S3Store:
 
     def is_intact(self, stored: StoredObject, path: Path) -> bool:
         """Whether the file has the MD5 of the ETag; True where the ETag is no MD5."""
-        if not _MD5_HEX.fullmatch(stored.etag):
-            return True
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False))
-        return digest.hexdigest() == stored.etag or self._is_etag_encrypted(stored)
+        return has_md5_of(path, stored.etag) or self._is_etag_encrypted(stored)
 
     def _is_etag_encrypted(self, stored: StoredObject) -> bool:
         """Whether the store encrypted with a key of its own, which changes the ETag."""
@@ -196,11 +183,7 @@ class S3Store:
 
     def _content(self, response: Mapping[str, Any], key: str) -> bytes:
         with response["Body"] as body:
-            if (size := int(response["ContentLength"])) > MAX_SMALL_BYTES:
-                raise DownloadError(
-                    f"{key} in {self._bucket.place} has {size} bytes; at most {MAX_SMALL_BYTES} "
-                    "are read: check the key"
-                )
+            check_small(key, self._bucket.place, int(response["ContentLength"]))
             return bytes(body.read())
 
     def _head(self, key: str) -> StoredObject | None:
@@ -211,15 +194,7 @@ class S3Store:
                 if error_code(error.response) in MISSING:
                     return None
                 raise
-        return self._stored(key, head["ContentLength"], head["ETag"])
-
-    def _stored(self, key: str, size: int, etag: str) -> StoredObject:
-        """Return the object, named as it will be in the local directory."""
-        folder, slash, _ = self._prefix.rpartition("/")
-        name = key.removeprefix(f"{folder}{slash}")
-        if name.startswith("/") or ".." in name.split("/") or "\n" in name:
-            raise DownloadError(f"{self.url} holds the key {key!r}, which is no safe file name")
-        return StoredObject(name, key, int(size), str(etag).strip('"'))
+        return self._location.stored(key, head["ContentLength"], head["ETag"])
 
 
 S3: Final = StoreSource("s3", S3Store, is_streamed_by_vllm=True)

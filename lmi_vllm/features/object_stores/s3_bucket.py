@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from lmi_vllm.errors import DownloadError
 from lmi_vllm.features.object_stores import s3_transfer as transfer
+from lmi_vllm.features.object_stores.location import missing_text
 from lmi_vllm.features.transfer import without_secrets
 from lmi_vllm.sources.base import InterruptedTransferError, UnreachableError
 
@@ -111,7 +112,7 @@ class S3Bucket:
                 f"{url}: {where} does not exist: check the name and AWS_ENDPOINT_URL"
             )
         if code in MISSING:
-            return DownloadError(f"{url}: there is no such object in {where}: check the key")
+            return DownloadError(missing_text(url, where))
         if status in _TRANSIENT_STATUSES:
             return UnreachableError(f"{where} answered {code or status}")
         if status in _FORBIDDEN_STATUSES:

@@ -6,6 +6,7 @@ sizes and ETags. `StoreSource` is the same for all stores.
 """
 
 import logging
+import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -51,15 +52,24 @@ class StoreSource:
     scheme: str
     make_store: Callable[[str, Mapping[str, str]], ObjectStore]
     is_streamed_by_vllm: bool = False
+    claimed: re.Pattern[str] | None = None  # the begin of further URLs, of no other source
+    problem_of: Callable[[str], str] = lambda _: ""
+    bucket: str = "bucket"  # in examples
 
     @property
     def examples(self) -> tuple[str, ...]:
         """Example URLs for messages: a prefix and an archive."""
-        return (f"{self.scheme}://bucket/prefix/", f"{self.scheme}://bucket/model.tar.gz")
+        root = f"{self.scheme}://{self.bucket}"
+        return (f"{root}/prefix/", f"{root}/model.tar.gz")
 
     def claims(self, reference: str) -> bool:
-        """Whether it is a URL of this scheme."""
-        return reference.lower().startswith(f"{self.scheme}://")
+        """Whether it is a URL of this scheme, or one of `claimed`."""
+        is_ours = reference.lower().startswith(f"{self.scheme}://")
+        return is_ours or (self.claimed is not None and bool(self.claimed.match(reference)))
+
+    def problem(self, reference: str) -> str:
+        """Why the URL cannot be read on this machine; empty if it can."""
+        return self.problem_of(reference.strip())
 
     def fetch(self, request: FetchRequest) -> Path:
         """Return the local directory with all below the URL, or with the archive's content.
@@ -71,7 +81,7 @@ class StoreSource:
             DownloadError: it cannot be fetched; the text says why and what to do.
         """
         store = self.make_store(request.reference, request.environ)
-        with_weights = request.load_format not in _WITHOUT_WEIGHTS or is_archive(store.url)
+        with_weights = self._fetches_weights(request.load_format) or is_archive(store.url)
         part = "#adapter" if request.select else "" if with_weights else "#small"
         cached = cache_directory(store.url + part, request.environ)
         target = request.destination or cached
@@ -83,6 +93,10 @@ class StoreSource:
                 f"{store.url} cannot be stored in {target.parent}: {error}"
             ) from error
         return skip_single_folders(target)
+
+    def _fetches_weights(self, load_format: str | None) -> bool:
+        is_streamed = self.is_streamed_by_vllm or load_format == "dummy"
+        return load_format not in _WITHOUT_WEIGHTS or not is_streamed
 
     def read_text(self, request: FetchRequest, name: str) -> str | None:
         """Return the text of one object below the URL; None without one.

@@ -11,7 +11,7 @@ import pytest
 from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.errors import DownloadError, ModelSourceError, ResourceNotFoundError
 from lmi_vllm.features.adapters_state import reconciler, sharing
-from lmi_vllm.features.object_stores import s3
+from lmi_vllm.features.object_stores import location
 from lmi_vllm.sources.base import UnreachableError
 from tests.support.s3_server import BUCKET, S3Server
 from tests.unit.features.adapters_state.conftest import AWAY, FOLDER, KEY, Replica, Start, document
@@ -162,7 +162,7 @@ async def test_object_that_is_too_large_is_not_read(
     a = await start("a").begin()
     await a.registry.register(Adapter("fr", "/fr"))
     empty_store.put({KEY: b" " * 200_000})
-    monkeypatch.setattr(s3, "MAX_SMALL_BYTES", 100_000)
+    monkeypatch.setattr(location, "MAX_SMALL_BYTES", 100_000)
     with pytest.raises(DownloadError, match="has 200000 bytes; at most 100000 are read"):
         await start("b").begin()
     with pytest.raises(DownloadError):
