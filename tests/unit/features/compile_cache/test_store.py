@@ -234,7 +234,7 @@ def test_setting_takes_folders_and_prefixes(uri: str) -> None:
     assert not settings.errors
 
 
-@pytest.mark.parametrize("uri", ["http://host/x", "gs://bucket/x", "s3://", "file://"])
+@pytest.mark.parametrize("uri", ["http://host/x", "ftp://bucket/x", "s3://", "gs://", "file://"])
 def test_setting_refuses_other_places(uri: str) -> None:
     """The error names the variable and what is allowed."""
     (error,) = load_settings({"LMI_CACHE_URI": uri}).errors
