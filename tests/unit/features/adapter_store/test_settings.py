@@ -9,7 +9,7 @@ from tests.support.assembled import AdapterSources
 from tests.unit.conftest import ExplainRun
 
 REFUSED = {
-    "gs://bucket/prefix/": "is no URL of a store, such as s3://",
+    "ftp://bucket/prefix/": "is no URL of a store, such as s3://",
     "file://elsewhere/adapters": "names the machine elsewhere",
     "hf://owner/": "needs LMI_ADAPTER_HUB=true",
     "hf://owner/name": "expected hf://owner/",

@@ -11,7 +11,7 @@ from tests.unit.conftest import ExplainRun
         ("s3://bucket", "expected s3://bucket/key of one object"),
         ("s3://bucket/folder/", "expected s3://bucket/key of one object"),
         ("file://other/state.json", "names the machine other: write file:///path"),
-        ("gs://bucket/key", "is no URL of a store, such as s3://"),
+        ("ftp://bucket/key", "is no URL of a store, such as s3://"),
     ],
 )
 def test_place_of_no_object_is_an_error(explained: ExplainRun, place: str, reason: str) -> None:
