@@ -26,7 +26,9 @@ def test_row_becomes_the_specified_argument(row: Row, explained: ExplainRun) -> 
     check_row(row, explained)
 
 
-@pytest.mark.parametrize(("url", "warnings"), [("s3://b/p", 0), ("gs://b/p", 0), ("ftp://b/p", 1), ("/p", 1)])
+@pytest.mark.parametrize(
+    ("url", "warnings"), [("s3://b/p", 0), ("gs://b/p", 0), ("ftp://b/p", 1), ("/p", 1)]
+)
 def test_unknown_store_scheme_is_a_warning(explained: ExplainRun, url: str, warnings: int) -> None:
     """Sessions would stay each server's own."""
     found = explained("", {"OPTION_SESSIONS_S3URL": url})
