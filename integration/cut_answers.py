@@ -60,6 +60,37 @@ def test_cut_tool_call_is_the_same_in_both_forms(
     assert (whole["end"], len(whole["calls"])) == ("length", count)
 
 
+STOPS: dict[str, tuple[str, str, list[str]]] = {  # stop text -> how it ends, arguments of calls
+    "in the arguments": ("sea", "stop", ['{"place": "']),
+    "in the name": ("lo", "stop", []),
+    "in the mark": ("_call", "stop", []),
+    "after the call": ("\n</tool", "tool_calls", ['{"place": "sea"}']),
+}
+
+
+@pytest.mark.parametrize(("stop", "end", "arguments"), STOPS.values(), ids=STOPS)
+def test_call_that_a_stop_text_cuts_is_the_same_in_both_forms(
+    tgi_server: RunningServer, stop: str, end: str, arguments: list[str]
+) -> None:
+    """A call that is complete is no less one; what is none does not end with "tool_calls"."""
+    constraint = {"regex": CALL}
+    asked = {"messages": USER, "tools": [LOOK], "temperature": 0, "structured_outputs": constraint}
+    whole, streamed = both_forms(tgi_server, {**asked, "max_tokens": 100, "stop": stop})
+    assert whole == streamed
+    assert (whole["end"], [one["arguments"] for one in whole["calls"]]) == (end, arguments)
+
+
+@pytest.mark.parametrize("stop", ['": ', "plac", "_call"])
+def test_forced_call_that_a_stop_text_cuts_ends_with_stop(
+    tgi_server: RunningServer, stop: str
+) -> None:
+    """It ended with "tool_calls", which a client takes for a whole call."""
+    asked = {"messages": USER, "tools": [LOOK], "temperature": 0, "tool_choice": "required"}
+    whole, streamed = both_forms(tgi_server, {**asked, "max_tokens": 60, "stop": stop})
+    assert whole == streamed
+    assert whole["end"] == "stop"
+
+
 def test_cut_tool_call_is_a_block_of_a_message(tgi_server: RunningServer) -> None:
     """Anthropic's form has an object: what can be read of it."""
     tool = {"name": "look", "input_schema": PLACE}

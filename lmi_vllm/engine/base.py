@@ -179,7 +179,7 @@ class EngineGrammars(Protocol):
         ...
 
     def faulty(self, running: Collection[str]) -> dict[str, str]:
-        """Return the running requests that are to end, and why."""
+        """Return the requests that are to end, and why; some have not run yet."""
         ...
 
 

@@ -178,6 +178,7 @@ OTHER_LIBRARIES: dict[str, tuple[dict[str, Any], str]] = {
     "xgrammar": ({"json_object": True}, r"\{.*"),
     "a grammar": ({"grammar": 'root ::= "a" | "b"'}, "a|b"),
 }
+UNCOMPILED = {"type": "object", "patternProperties": {"(": {"type": "number", "multipleOf": 2}}}
 
 
 def test_each_constraint_is_compiled_by_its_own_library(run: LoopThread) -> None:
@@ -190,6 +191,8 @@ def test_each_constraint_is_compiled_by_its_own_library(run: LoopThread) -> None
     (plain,) = run(collect(engine, GenerationJob("plain", PROMPT, {"max_tokens": 3})))
     assert bound.text.isdigit()
     assert plain.tokens
+    with pytest.raises(PayloadError, match="does not compile: "):
+        run(collect(engine, job({"json": UNCOMPILED})))  # vLLM's check lets it pass
     run(engine.close())
 
 
@@ -350,6 +353,24 @@ def test_dead_end_of_an_answer_is_the_client_s_fault(
     with pytest.raises(PayloadError, match="dead end: after the text so far neither"):
         run(scenario())
     assert "".join(seen) == ("xaz" if is_streaming else "")
+
+
+EXCLUDING: dict[str, dict[str, Any]] = {  # beside the regular expression "ab"
+    "allowed_token_ids": {"allowed_token_ids": [5, 6]},
+    "bad_words": {"bad_words": ["ab", "a"]},
+}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("field", EXCLUDING)
+def test_fields_that_exclude_what_a_grammar_allows_are_named(
+    run: LoopThread, vllm_engine: Engine, field: str, temperature: float
+) -> None:
+    """Plain vLLM samples what neither allows: 500, "Internal server error"."""
+    bound = {"structured_outputs": {"regex": "ab"}, "temperature": temperature, "max_tokens": 9}
+    excluding = GenerationJob("excluding", PROMPT, {**bound, **EXCLUDING[field]})
+    with pytest.raises(PayloadError, match=rf"leaves no token: .* excluded by {field}"):
+        run(collect(vllm_engine, excluding))
 
 
 @pytest.mark.parametrize("kind", ["completions", "chat/completions"])

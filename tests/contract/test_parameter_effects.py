@@ -307,18 +307,14 @@ def test_logit_bias_forces_and_forbids(ask: Ask) -> None:
 
 
 def test_bad_words_are_never_generated(ask: Ask) -> None:
-    """A word of the plain answer is avoided; vLLM looks for it with a blank and without one.
-
-    It takes the form with a blank only where both have as many tokens, hence the choice of word.
-    """
+    """As the tokenizer writes them in a text, with a blank: a word, and two together."""
     tokenizer = AutoTokenizer.from_pretrained(DEMO_MODEL_DIR)
-
-    def length(written: str) -> int:
-        return len(tokenizer.encode(written, add_special_tokens=False))
-
     plain = text(ask(max_new_tokens=60)).split()
-    word = next(word for word in plain[1:] if length(word) == length(f" {word}"))
-    assert word not in text(ask(max_new_tokens=60, bad_words=[word])).split()
+    for words in (*plain[1:5], " ".join(plain[1:3])):
+        form = tokenizer.encode(f" {words}", add_special_tokens=False)
+        seen = ids(ask(max_new_tokens=60, details=True, bad_words=[words]))
+        assert form not in [seen[start : start + len(form)] for start in range(len(seen))], words
+    assert seen != ids(ask(max_new_tokens=60, details=True))
 
 
 def test_allowed_token_ids_are_the_only_ones(ask: Ask) -> None:

@@ -151,6 +151,18 @@ def test_plain_vllm_compiles_grammars_with_the_library_of_the_first(vllm_engine:
     assert used == ["GuidanceBackend", "GuidanceBackend"]
 
 
+def test_plain_vllm_leaves_out_bad_words_with_a_blank() -> None:
+    """`bad_words.py`: inside a text a word has one, and other tokens."""
+    from vllm.sampling_params import SamplingParams
+    from vllm.tokenizers import get_tokenizer
+
+    tokenizer: Any = get_tokenizer(str(DEMO_MODEL_DIR))
+    params = SamplingParams(bad_words=["lies on"])
+    params.update_from_tokenizer(tokenizer)
+    forms = params.bad_words_token_ids or []
+    assert [tokenizer.decode(form) for form in forms] == ["lies on"]
+
+
 def test_plain_xgrammar_leaves_a_look_ahead_out() -> None:
     """`grammar_trials/ignored.py`: a pattern's is no error, as that of a regular expression is."""
     import xgrammar

@@ -81,9 +81,11 @@ def streamed(tokenizer: Any, name: str, ids: list[int]) -> tuple[str, list[tuple
     return content, [(name, arguments) for name, arguments in calls.values()]
 
 
-def whole(tokenizer: Any, name: str, ids: list[int]) -> tuple[str, list[tuple[str, str]]]:
-    """Return content and calls of a whole answer that `max_tokens` cut."""
-    text = tokenizer.decode(ids, skip_special_tokens=False)
+def whole(
+    tokenizer: Any, name: str, ids: list[int], text: str | None = None
+) -> tuple[str, list[tuple[str, str]]]:
+    """Return content and calls of a whole answer that `max_tokens`, or a stop text, cut."""
+    text = text or tokenizer.decode(ids, skip_special_tokens=False)
     tool_calls._CUT.set((ids,))
     _, content, calls = parser(tokenizer, name).parse(
         text, REQUEST, enable_auto_tools=True, model_output_token_ids=ids
@@ -100,6 +102,16 @@ def test_cut_answer_is_the_same_in_both_forms(tokenizer: Any, name: str) -> None
         cut = ids[:count]
         assert whole(tokenizer, name, cut) == streamed(tokenizer, name, cut), count
     assert ("look", '{"place": "sea"}') in whole(tokenizer, name, ids)[1] or name == "internlm"
+
+
+@pytest.mark.parametrize("name", ["hermes", "longcat", "qwen3_coder"])
+def test_answer_that_a_stop_text_cut_is_the_same_in_both_forms(tokenizer: Any, name: str) -> None:
+    """The tokens of the stop text are there, and their text is not."""
+    ids = tokenizer.encode(ANSWERS[name], add_special_tokens=False)
+    for count in range(2, len(ids) + 1):
+        text = tokenizer.decode(ids[: count - 1], skip_special_tokens=False)
+        found = whole(tokenizer, name, ids[:count], text)
+        assert found == streamed(tokenizer, name, ids[: count - 1]), count
 
 
 def test_cut_beginning_of_a_call_is_text(tokenizer: Any) -> None:

@@ -41,6 +41,7 @@ from lmi_vllm.engine.vllm.names import (
 )
 from lmi_vllm.engine.vllm.outputs import EngineOutputs, may_be_used
 from lmi_vllm.engine.vllm.workarounds import CPU_WORKER, Scope, apply, is_needed
+from lmi_vllm.engine.vllm.workarounds.bad_words import forbid_with_a_blank
 from lmi_vllm.engine.vllm.workarounds.not_finite import REASON, is_marked_not_finite
 from lmi_vllm.engine.vllm.workarounds.parsers import check_reasoning
 from lmi_vllm.engine.vllm.workarounds.unsent_requests import UNSENDABLE, fault_of, unsent
@@ -156,6 +157,8 @@ class GuardedAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
 
     async def _add_request(self, request: Any, *arguments: Any, **named: Any) -> None:
         """As AsyncLLM._add_request; a failure leaves nothing of this request in vLLM's tables."""
+        if getattr(request.sampling_params, "bad_words", None) and self.tokenizer is not None:
+            forbid_with_a_blank(request.sampling_params, self.tokenizer)
         try:
             await super()._add_request(request, *arguments, **named)
         except BaseException:

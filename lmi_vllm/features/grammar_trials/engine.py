@@ -5,15 +5,17 @@ After a schema that only Outlines takes, no other request could have an object o
 xgrammar first, what only another library knows was ignored. Here the engine keeps a library for
 each. A grammar that a step spends too long on ends its request: a trial cannot reach every state.
 Nor does it find every dead end, where neither a token nor the end may come. vLLM samples there
-nonetheless, and the grammar rejects what it gets: 500 without a reason. Here the request's end says
-why, and the server makes it the client's error.
+nonetheless, and the grammar rejects what it gets: 500 without a reason. So it is where the other
+fields of a request exclude all that the grammar allows, and where the library refuses what vLLM's
+check let pass. Here the request's end says why, and the server makes it the client's error.
 
 Upstream: https://github.com/vllm-project/vllm/issues/54003 (slow grammars). The libraries are not
     reported that we know of.
 Releases: 0.31 and later.
 Shows: after `patternProperties` beside `multipleOf` every `json_object` is 500. A token of one
     request takes over a second, and all others wait. `root ::= "a" root` with nothing to end it
-    in a rare branch is "Internal server error".
+    in a rare branch is "Internal server error". So is `allowed_token_ids` of other letters than
+    those of the regular expression.
 May go: when test_plain_vllm_compiles_grammars_with_the_library_of_the_first fails, and
     tests/contract/test_hostile_grammars.py holds without it.
 """
@@ -35,6 +37,9 @@ SLOW_GRAMMAR: Final = (
 DEAD_GRAMMAR: Final = (
     f"{GRAMMAR_FAULT}has a dead end: after the text so far neither more nor the end may come"
 )
+UNCOMPILED: Final = f"{GRAMMAR_FAULT}does not compile: "
+# Fields of a request that exclude tokens altogether; a bias only makes them rare.
+EXCLUDING: Final = ("allowed_token_ids", "bad_words")
 
 
 class EveryBackend(StructuredOutputManager):  # type: ignore[misc,unused-ignore]
@@ -55,11 +60,16 @@ class EveryBackend(StructuredOutputManager):  # type: ignore[misc,unused-ignore]
         self.backend = self.backends[outputs._backend] = ours.backend
 
     def accept_tokens(self, request: Any, new_token_ids: list[int]) -> bool:
-        """As vLLM's; a request whose draft led to a dead end says so at its end."""
+        """As vLLM's; a request that had no token left says why at its end."""
         is_accepted = bool(super().accept_tokens(request, new_token_ids))
-        if not is_accepted and request.request_id in self.dead:
+        if is_accepted:
+            return True
+        fields = [name for name in EXCLUDING if getattr(request.sampling_params, name, None)]
+        if request.request_id in self.dead:
             request.stop_reason = DEAD_GRAMMAR
-        return is_accepted
+        elif fields:
+            request.stop_reason = _nothing_left(fields)
+        return False
 
 
 def keep_every_backend(manager: Any) -> None:
@@ -96,13 +106,25 @@ class GrammarWatch:
         return masks
 
     def faulty(self, running: Collection[str]) -> dict[str, str]:
-        """Return the running requests that are to end, and why."""
+        """Return the requests that are to end, and why: running ones, and those never compiled."""
         ended = {name: self._faults.pop(name) for name in running if name in self._faults}
+        if self._scheduler.grammar_compile_error_reqs:
+            ended |= self._uncompiled()
         if self._faults or self._manager.dead:  # of those that were aborted
             known = self._scheduler.requests.keys()
             self._faults = {name: self._faults[name] for name in self._faults.keys() & known}
             self._manager.dead &= known
         return ended
+
+    def _uncompiled(self) -> dict[str, str]:
+        """Take over the requests that vLLM would end without a reason."""
+        names = set(self._scheduler.grammar_compile_error_reqs) & self._scheduler.requests.keys()
+        self._scheduler.grammar_compile_error_reqs.clear()
+        requests = [self._scheduler.requests[name] for name in names]
+        return {
+            one.request_id: f"{UNCOMPILED}{one.structured_output_request.grammar}"
+            for one in requests
+        }
 
     def _note_dead_ends(
         self, masks: Any, is_alive: Sequence[bool], drafts: Mapping[str, Sequence[int]]
@@ -125,3 +147,10 @@ class GrammarWatch:
         began = time.thread_time()
         wanted.grammar.fill_bitmask(row, 0)
         return time.thread_time() - began > SLOWEST_MASK_SECONDS
+
+
+def _nothing_left(fields: Sequence[str]) -> str:
+    return (
+        f"{GRAMMAR_FAULT}leaves no token: what may come after the text so far is excluded by "
+        f"{' and '.join(fields)}"
+    )

@@ -94,6 +94,7 @@ FIELDS_SET: Final = {
         "self.engine_core.resources.coordinator",
         "self.engine_core.resources.engine_manager",
     },
+    "workarounds/bad_words.py": {"params._bad_words_token_ids"},  # of this request alone
     "bridge.py": {
         "app.middleware_stack",
         "app.router.middleware_stack",
@@ -185,6 +186,7 @@ FIELDS_SET: Final = {
         "choice.finish_reason",
         "handler._make_response_output_items",
         "handler.chat_completion_full_generator",
+        "handler.chat_completion_stream_generator",
         "handler.messages_full_converter",
         "items[-1].status",
         "message.content",
@@ -219,6 +221,7 @@ IMPORTED_BY_NAME: Final = {
 }
 # Private names of foreign objects that are read.
 PRIVATE_READ: Final = {
+    "workarounds/bad_words.py": {"params._bad_words_token_ids"},
     "workarounds/ended_streams.py": {"handler._chat_completion_stream_to_v2"},
     "configuration.py": {
         "engine_args._api_process_count",

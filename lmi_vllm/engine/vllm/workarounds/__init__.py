@@ -219,6 +219,7 @@ ELSEWHERE: Final = {
         "outputs.py", "test_plain_vllm_takes_a_paused_request_for_complete"
     ),
     "adapter_slots": Elsewhere("adapters.py", "test_all_slots_pinned_refuses_the_next_adapter"),
+    "bad_words": Elsewhere("async_llm.py", "test_plain_vllm_leaves_out_bad_words_with_a_blank"),
     "client_faults": Elsewhere(
         "bridge.py", "test_plain_vllm_logs_the_fault_of_a_client_with_its_traceback"
     ),

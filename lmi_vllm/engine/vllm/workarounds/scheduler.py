@@ -95,7 +95,8 @@ class EndsHarmfulRequests:
             return done
         self._forget_blocks(corrupted)
         for name in (*corrupted, *faulty):  # without a token vLLM gives it no output
-            computed.sampled_token_ids[computed.req_id_to_index[name]] = []
+            if name in computed.req_id_to_index:
+                computed.sampled_token_ids[computed.req_id_to_index[name]] = []
         done = super().update_from_output(scheduled, computed)  # type: ignore[misc]
         self._end(faulty | dict.fromkeys(corrupted, REASON), corrupted, done)
         return done

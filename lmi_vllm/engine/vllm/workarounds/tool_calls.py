@@ -8,20 +8,22 @@ for example) that is so only with `strict: true`. Here tools without `strict` ar
 Cut. At `max_tokens` a whole answer has the text of the unfinished call as content, and loses the
 complete ones before it. A stream has these, and the beginning of the last one. It loses a text that
 only may have begun a call. Here a whole answer that was cut is read as a stream, and what
-a stream held back comes with its end. Both end with "length" (DECISIONS.md 137).
+a stream held back comes with its end. Both end with "length" (DECISIONS.md 137). A stop text cuts,
+too: both forms have the beginning of the call then, and end with "stop" (DECISIONS.md 159).
 
 Upstream: not reported that we know of.
 Releases: 0.31 and later.
 Shows: with hermes and `required` the arguments of a tool are any JSON, such as `false`. Two calls
     of which the second is cut are text in a whole answer. `finish_reason` of a cut one is
-    "tool_calls". `/v1/messages` answers a cut call with 400, "Expecting value".
+    "tool_calls". `/v1/messages` answers a cut call with 400, "Expecting value". A stop text inside
+    of arguments makes a whole answer a text that ends with "tool_calls".
 May go: when test_plain_vllm_reads_a_cut_call_as_text and
     test_plain_vllm_binds_no_arguments_of_a_forced_call fail.
 """
 
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -31,9 +33,11 @@ from tokenizers.decoders import DecodeStream
 
 from lmi_vllm.engine.vllm.names import DeltaMessage, FunctionCall
 
-# The tokens of answers of this request that `max_tokens` cut, each the object that vLLM reads.
+# The tokens of this request's answers that `max_tokens` or a stop text cut: the objects that vLLM
+# reads.
 _CUT: Final[ContextVar[tuple[Any, ...]]] = ContextVar("cut answers", default=())
 _LENGTH: Final = "length"
+_TOOL_CALLS: Final = '"finish_reason":"tool_calls"'  # in an event of a stream
 _UNREAD: Final = (AttributeError, LookupError, TypeError, ValueError)  # where a call is no JSON
 # What says of a schema which kind of value it describes.
 _KINDS: Final = ("type", "$ref", "anyOf", "oneOf", "allOf", "enum", "const")
@@ -141,6 +145,8 @@ class CallsReadAlike:
         stream = DecodeStream(ids=known, skip_special_tokens=is_skipping)
         steps = [(stream.step(tokenizer, number) or "", [number]) for number in last]
         end = "".join(step for step, _ in steps)
+        if not before and end != text and end.startswith(text):  # a stop text is left out
+            return _within(text, steps)
         start = text.removesuffix(end)
         if len(start) + len(end) != len(text) or bool(start) != bool(before):
             return [(text, ids)]
@@ -168,6 +174,17 @@ class _Read:
                 call.arguments += delta.function.arguments or ""
 
 
+def _within(text: str, steps: list[tuple[str, list[int]]]) -> list[tuple[str, list[int]]]:
+    """Return the steps without what comes after a text that they begin with; one at least."""
+    kept: list[tuple[str, list[int]]] = []
+    for step, ids in steps:
+        kept.append((text[: len(step)], ids))
+        text = text[len(step) :]
+        if not text:
+            break
+    return kept
+
+
 def _may_call(request: Any) -> bool:
     return bool(request.tools) and request.tool_choice != "none"
 
@@ -178,6 +195,8 @@ def read_calls_alike(state: Any) -> None:
         if hasattr(handler, "chat_completion_full_generator"):
             whole = _chats(handler.chat_completion_full_generator)
             handler.chat_completion_full_generator = whole
+            stream = _streams(handler.chat_completion_stream_generator)
+            handler.chat_completion_stream_generator = stream
         if hasattr(handler, "_make_response_output_items"):
             handler._make_response_output_items = _responses(handler._make_response_output_items)
         if hasattr(handler, "messages_full_converter"):
@@ -190,21 +209,51 @@ def _chats(method: Any) -> Any:
         cut: dict[int, Any] = {}
         answer = await method(request, _noted(outputs, cut), *more, **named)
         for choice in getattr(answer, "choices", ()):
-            if choice.index in cut and choice.finish_reason == "tool_calls":
-                choice.finish_reason = _LENGTH
+            if choice.index not in cut or choice.finish_reason != "tool_calls":
+                continue
+            reason = cut[choice.index].finish_reason
+            calls = [call.function.arguments for call in choice.message.tool_calls or ()]
+            if reason == _LENGTH or not _are_complete(calls):
+                choice.finish_reason = reason
         return answer
 
     return followed
 
 
+def _streams(method: Any) -> Any:
+    def followed(request: Any, *more: Any, **named: Any) -> AsyncIterator[str]:
+        """As vLLM's; it ends with "stop" where a stop text cut a call."""
+        events: AsyncIterator[str] = method(request, *more, **named)
+        return _stopped(events) if request.stop and _may_call(request) else events
+
+    return followed
+
+
+async def _stopped(events: Any) -> AsyncIterator[str]:
+    calls: dict[int, dict[int, str]] = {}  # choice -> call -> its arguments
+    async with contextlib.aclosing(events):
+        async for event in events:
+            is_cut = False
+            with contextlib.suppress(ValueError):  # of the last line, which is no JSON
+                for choice in json.loads(event.removeprefix("data: ")).get("choices", ()):
+                    known = calls.setdefault(choice["index"], {})
+                    for delta in choice["delta"].get("tool_calls") or ():
+                        more = (delta.get("function") or {}).get("arguments") or ""
+                        known[delta["index"]] = known.get(delta["index"], "") + more
+                    is_cut = isinstance(choice.get("stop_reason"), str) and not _are_complete(
+                        known.values()
+                    )
+            yield event.replace(_TOOL_CALLS, '"finish_reason":"stop"', 1) if is_cut else event
+
+
 def _responses(method: Any) -> Any:
     def followed(request: Any, output: Any, *more: Any, **named: Any) -> Any:
         """As vLLM's; its parser knows whether the answer was cut, and so does a cut call."""
-        is_cut = output.finish_reason == _LENGTH
-        _CUT.set((output.token_ids,) if is_cut else ())
+        _CUT.set((output.token_ids,) if _is_cut(output) else ())
         items = method(request, output, *more, **named)
-        if is_cut and items and items[-1].type == "function_call":
-            items[-1].status = "incomplete"
+        if _is_cut(output) and items and items[-1].type == "function_call":
+            is_complete = output.finish_reason != _LENGTH and _are_complete([items[-1].arguments])
+            items[-1].status = "completed" if is_complete else "incomplete"
         return items
 
     return followed
@@ -225,10 +274,23 @@ async def _noted(outputs: Any, cut: dict[int, Any]) -> AsyncIterator[Any]:
     async with contextlib.aclosing(outputs):
         async for output in outputs:
             for one in output.outputs:
-                if one.finish_reason == _LENGTH:
-                    cut[one.index] = one.token_ids
-            _CUT.set(tuple(cut.values()))
+                if _is_cut(one):
+                    cut[one.index] = one
+            _CUT.set(tuple(one.token_ids for one in cut.values()))
             yield output
+
+
+def _is_cut(output: Any) -> bool:
+    """Whether `max_tokens` or a stop text ended an answer, and not the model."""
+    return output.finish_reason == _LENGTH or isinstance(output.stop_reason, str)
+
+
+def _are_complete(arguments: Iterable[str]) -> bool:
+    """Whether there are calls, and the arguments of each are JSON."""
+    texts = list(arguments)
+    with contextlib.suppress(ValueError):
+        return bool(texts) and all(json.loads(text) is not None for text in texts)
+    return False
 
 
 def _bound(tool: Any) -> Any:
