@@ -72,12 +72,3 @@ async def test_parameters_name_no_adapter_without_lora(
     assert [text for text in caplog.messages if "no effect" in text] == [
         f"request parameter '{name}' has no effect"
     ]
-
-
-@pytest.mark.parametrize("path", ["/generate", "/generate_stream"])
-async def test_route_that_is_off_says_what_switches_it_on(serve: ServeScripted, path: str) -> None:
-    """Clients of TGI meet it first where `tgi_compat` was forgotten."""
-    client = await serve(ServingProfile(model_name="demo"))
-    answer = await client.post(path, json={"inputs": "x"})
-    assert answer.status == 404
-    assert "option.tgi_compat=true" in await answer.text()

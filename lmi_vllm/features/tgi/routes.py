@@ -38,10 +38,6 @@ GENERATE: Final[Mapping[str, TgiRoute]] = MappingProxyType(
 INFO: Final = "/info"
 TOKENIZE: Final = "/tokenize"
 CHAT_TOKENIZE: Final = "/chat_tokenize"
-_IS_OFF: Final = (
-    "Requested resource is not found: {} is a route of Text Generation Inference, "
-    "which option.tgi_compat=true switches on."
-)
 
 
 def _add(app: web.Application) -> None:
@@ -63,7 +59,7 @@ def generate_handler(route: TgiRoute, path: str) -> Handler:
         if path == ROOT and (not _is_tgi(request) or request.method in READ_METHODS):
             return await front_page(request)
         if not _is_tgi(request):
-            raise ResourceNotFoundError(_IS_OFF.format(path))
+            return await not_found(request)
         if request.method == "OPTIONS":
             return json_answer({})
         check_method(request, methods)
