@@ -14,7 +14,7 @@ IN_PROCESS := tests/unit tests/web tests/server
 PROOFS := tests/unit/features/adapter_store/test_bounds.py tests/unit/features/adapters_state/test_sharing.py
 
 .PHONY: help setup serve test test-all check lint format unit contract integration matrix docs site bench storm chaos fleet fuzz gpu pictures
-.PHONY: constraints release clean
+.PHONY: constraints release image clean
 
 help:             ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -95,6 +95,12 @@ constraints: setup ## resolve config/constraints/ again; ARGS=--upgrade takes th
 
 release: setup    ## sdist, wheel and SBOMs into dist/; ARGS=0.2.0 cuts that version first, ARGS=--draft changes nothing
 	$(PY) scripts/make_release.py $(ARGS)
+
+KIND ?= cuda
+TAG ?= lmi-vllm:$(KIND)
+image: setup      ## the container image, with docker, podman or buildah; KIND=cpu: without a GPU, TAG=name:tag
+	$(PY) scripts/make_release.py --draft
+	@sh scripts/build_image.sh $(KIND) $(TAG)
 
 clean:            ## remove what was built here
 	rm -rf .venv .venv-litellm .venv-clients .venv-with_sdk_* .venv-vllm-* .schemathesis build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .fuzz
