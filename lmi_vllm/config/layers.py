@@ -1,8 +1,8 @@
 """The sources of settings, and the two orders that decide which one wins.
 
-Each kind of origin is one function that yields texts by key, for a pydantic-settings source. Model
-keys take the file over the environment, server keys the environment over the file. `model_sources`
-and `server_sources` are these orders, best first. resolve.py parses the texts, as the last source.
+Each kind of origin is one function that yields texts by key. Model keys take the file over the
+environment, server keys the environment over the file. `model_sources` and `server_sources` are
+these orders, best first. `Layers` has the text that counts for each key, and resolve.py parses it.
 """
 
 import json
@@ -19,7 +19,6 @@ from lmi_vllm.config.options import (
 )
 from lmi_vllm.config.options.row import CONFIG
 from lmi_vllm.config.properties import PropertiesFile
-from lmi_vllm.config.raw_source import RawSource
 from lmi_vllm.config.setting import (
     FILE_PREFIX,
     UNSET_TEXTS,
@@ -27,6 +26,7 @@ from lmi_vllm.config.setting import (
     OtherSettings,
     RawValue,
     Report,
+    Source,
 )
 from lmi_vllm.config.variable_names import (
     ARGUMENT_PREFIX,
@@ -48,7 +48,7 @@ def model_sources(
     file: PropertiesFile | None,
     table: OptionTable,
     images: OtherSettings,
-) -> tuple[RawSource, ...]:
+) -> tuple[Source, ...]:
     """The order for model keys, best first: the file wins over the environment."""
     named = _sources(
         flags=_model_flags(command_line),
@@ -72,7 +72,7 @@ def server_sources(
     report: Report,
     table: OptionTable,
     images: OtherSettings,
-) -> tuple[RawSource, ...]:
+) -> tuple[Source, ...]:
     """The order for server keys, best first: the environment wins over the file."""
     counts = {row.name for row in table.rows.server if CONFIG in row.written}
     defaults = tuple(_of_server(command_line.vllm.defaults))
@@ -92,9 +92,7 @@ def server_sources(
     )
 
 
-def _vllm_defaults(
-    named: Iterable[RawSource], defaults: tuple[RawValue, ...]
-) -> Iterator[RawValue]:
+def _vllm_defaults(named: Iterable[Source], defaults: tuple[RawValue, ...]) -> Iterator[RawValue]:
     """The defaults of `vllm serve` for model keys, which serves a model under the name it got."""
     yield from _of_model(defaults)
     model = next((raw for raw in _values(named) if raw.key == _MODEL_ID and raw.text), None)
@@ -103,10 +101,10 @@ def _vllm_defaults(
         yield RawValue(f"{FILE_PREFIX}served_model_name", name, defaults[0].origin)
 
 
-def _values(sources: Iterable[RawSource]) -> Iterator[RawValue]:
+def _values(sources: Iterable[Source]) -> Iterator[RawValue]:
     """Every text of the sources, best first."""
     for source in sources:
-        yield from source.values
+        yield from source
 
 
 def _of_model(values: Iterable[RawValue]) -> Iterator[RawValue]:
@@ -121,8 +119,8 @@ def _of_server(values: Iterable[RawValue]) -> Iterator[RawValue]:
             yield replace(raw, key=raw.key.removeprefix(SERVING_PREFIX).lower())
 
 
-def _sources(**values: Iterable[RawValue]) -> tuple[RawSource, ...]:
-    return tuple(RawSource(name, tuple(found)) for name, found in values.items())
+def _sources(**values: Iterable[RawValue]) -> tuple[Source, ...]:
+    return tuple(tuple(found) for found in values.values())
 
 
 def _is_set(environ: Mapping[str, str], name: str) -> bool:

@@ -18,7 +18,6 @@ from lmi_vllm.config.properties import (
     config_properties,
     serving_properties_paths,
 )
-from lmi_vllm.config.raw_source import RawSource, Reading
 from lmi_vllm.config.resolve import Resolver, report_hidden
 from lmi_vllm.config.secrets import mask_text
 from lmi_vllm.config.setting import (
@@ -29,6 +28,7 @@ from lmi_vllm.config.setting import (
     RawValue,
     Report,
     Setting,
+    Source,
 )
 from lmi_vllm.config.settings import (
     FeatureSettings,
@@ -100,8 +100,8 @@ class _Load:
             self.environ, self.command_line, config, Report(), self.table, self.images
         )
         model_order = model_sources(self.environ, self.command_line, file, self.table, self.images)
-        model: ModelSettings = ModelSettings.read(*model_order, Reading(self._model_fields))
-        server: ServerSettings = ServerSettings.read(*server_order, Reading(self._server_fields))
+        model = ModelSettings.model_validate(self._model_fields(Layers.of(model_order)))
+        server = ServerSettings.model_validate(self._server_fields(Layers.of(server_order)))
         others = tuple(self._feature(kind) for kind in self.table.kinds)
         self.report.add(self.server_report)
         self.report.add(self.passed)
@@ -114,11 +114,11 @@ class _Load:
         )
 
     def _choose(
-        self, server_order: tuple[RawSource, ...], extra_properties: PropertiesFile | None
+        self, server_order: tuple[Source, ...], extra_properties: PropertiesFile | None
     ) -> PropertiesFile | None:
         """The serving.properties that applies, which the server's own settings locate."""
         first = _Load(self.environ, self.command_line, self.table, self.sources)
-        server: ServerSettings = ServerSettings.read(*server_order, Reading(first._server_fields))
+        server = ServerSettings.model_validate(first._server_fields(Layers.of(server_order)))
         finding = search_store(Path(server.model_store), server.load_models)
         unpacked = with_unpacked(finding, self.environ)
         paths = serving_properties_paths(self.environ, self.command_line, unpacked, self.sources)
@@ -161,8 +161,7 @@ class _Load:
         rows, resolver = Rows.of(kind.rows), self.server
         values = self.brought[kind] | resolver.server_settings(rows.server)
         values |= resolver.variables(rows.variables, self.environ, self._flags())
-        feature: FeatureSettings = kind.read(Reading(lambda _: _fields(kind.rows, values)))
-        return feature
+        return kind.model_validate(_fields(kind.rows, values))
 
     def _flags(self) -> Mapping[str, RawValue]:
         """Whole variables (LMI_API_KEY) that flags or variables of other servers set."""

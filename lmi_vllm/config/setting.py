@@ -34,6 +34,9 @@ class RawValue:
         return f"{self.key}={mask_text(name, self.text)} ({self.origin})"
 
 
+Source = tuple[RawValue, ...]  # the texts that one kind of origin sets
+
+
 @dataclass(frozen=True, slots=True)
 class OtherSettings:
     """What flags or variables of another server say in this one's words.
@@ -181,11 +184,12 @@ class Layers:
     hidden: tuple[RawValue, ...] = ()
 
     @classmethod
-    def of(cls, first: Mapping[str, RawValue], everything: Iterable[RawValue]) -> "Layers":
-        """The level of all written texts, best first; `first` has the first one of each key."""
-        by_key: dict[str, list[RawValue]] = {key: [] for key in first}
-        for raw in everything:
-            by_key[raw.key].append(raw)
+    def of(cls, sources: Sequence[Source]) -> "Layers":
+        """The level of these sources, best first; in a source the last text of a key counts."""
+        by_key: dict[str, list[RawValue]] = {}
+        for source in reversed(sources):
+            for key, raw in {raw.key: raw for raw in source}.items():
+                by_key.setdefault(key, []).insert(0, raw)
         winners = {key: _counting(texts) for key, texts in by_key.items()}
         hidden = [raw for texts in by_key.values() for raw in texts if raw != winners[raw.key]]
         return cls(winners, tuple(hidden))

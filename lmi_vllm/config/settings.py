@@ -1,7 +1,7 @@
 """The configuration as it is read everywhere: `Settings`, typed and frozen.
 
 `ModelSettings` and `ServerSettings` are the option table's own classes (options/). load.py fills
-them, with pydantic-settings and the sources of layers.py in their two orders. Attributes have the
+them from the sources of layers.py in their two orders. Attributes have the
 types of the table; where a value was written, and how messages name it, is in `details`.
 
 A feature brings settings of its own as a class over `FeatureSettings`, which its `configure` adds.
@@ -24,12 +24,10 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Self, TypeVar
 
 from pydantic import Field, SkipValidation
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
 from lmi_vllm.config.options import ModelOptions, ServerOptions
 from lmi_vllm.config.options.row import ENVIRONMENT, Section
 from lmi_vllm.config.properties import PropertiesFile
-from lmi_vllm.config.raw_source import RawSource
 from lmi_vllm.config.setting import Details, Setting
 from lmi_vllm.sources.table import Sources
 
@@ -37,32 +35,14 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class LayeredSettings(Section):
-    """Settings that are filled from `sources`, which the constructor gets, best first."""
+    """Settings that were written in several places."""
 
     written: SkipValidation[Mapping[str, Setting]] = Field(default_factory=lambda: _NOTHING)
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """The sources of the constructor, in their order, and no others."""
-        given: Mapping[str, Any] = getattr(init_settings, "init_kwargs", _NOTHING)
-        return tuple(given.get("sources", ()))
 
     @cached_property
     def details(self) -> Details[Self]:
         """Where each setting was written; `written` has those with a value, by users' names."""
         return Details(self.written, self.rows)
-
-    @classmethod
-    def read(cls, *sources: RawSource) -> Any:
-        """The settings that these sources have."""
-        return cls(sources=sources)
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
         """These settings themselves: they are frozen, and their mappings are read-only."""

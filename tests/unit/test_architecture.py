@@ -58,8 +58,7 @@ LIBRARIES = {
     "aiohttp": r"(web|server|commands)/\w+\.py|(cli|assembly)\.py"
     r"|features/(bench/http_client|(api_docs|console|front_ends|kserve|load_reports|media_urls|root_path"
     r"|management|tgi|vllm_adapters)/\w+)\.py",
-    "pydantic_settings": r"config/(settings|raw_source|options/row)\.py",
-    "pydantic": r"config/(settings|raw_source|options/row)\.py|inference/request/parameters\.py"
+    "pydantic": r"config/(settings|options/row)\.py|inference/request/parameters\.py"
     r"|(engine/vllm/(configuration|openai|routes)|features/(seq2seq/requests|vllm_adapters/routes))\.py",
     "boto3": AWS,
     "botocore": AWS,
@@ -158,7 +157,7 @@ BREACHES = {
     "inference/b.py": "from lmi_vllm.engine.vllm.engine import VllmEngine",
     "inference/c.py": "from lmi_vllm.engine import factory",
     "config/a.py": "from lmi_vllm.engine.base import Engine",
-    "config/b.py": "import pydantic_settings",
+    "config/b.py": "import pydantic",
     "config/c.py": "from huggingface_hub import HfApi",
     "config/d.py": "def f():\n    import boto3",
     "engine/base.py": "from vllm import AsyncLLM",

@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import ClassVar, Final, TypedDict, TypeVar, Unpack, cast, overload
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 from pydantic.fields import FieldInfo
-from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from lmi_vllm.config import parsers as parse
 from lmi_vllm.config.parsers import Parser
@@ -125,10 +124,10 @@ def option(parse: Parser, effect: Effect, *, default: object = None, **row: Unpa
     return field
 
 
-class Section(BaseSettings):
+class Section(BaseModel):
     """A part of the option table: `option`, or a function that calls it, makes every field."""
 
-    model_config = SettingsConfigDict(frozen=True, strict=True, extra="ignore", defer_build=True)
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore", defer_build=True)
     section: ClassVar[str] = ""
     rows: ClassVar[tuple[Option, ...]] = ()
 

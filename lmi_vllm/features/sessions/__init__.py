@@ -9,8 +9,7 @@ if TYPE_CHECKING:
 
 def configure(c: "ConfigurationBuilder") -> None:
     """Add to the configuration."""
-    from lmi_vllm.features.sessions.sessions import SessionSettings
-    from lmi_vllm.features.sessions.start import check_store
+    from lmi_vllm.features.sessions.settings import SessionSettings, check_store
     from lmi_vllm.translate.draft import RulePhase
 
     c.settings(SessionSettings)

@@ -18,13 +18,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, ClassVar, Final, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
 import orjson
 
-from lmi_vllm.config import parsers as parse
-from lmi_vllm.config.options.row import option, ours
-from lmi_vllm.config.settings import FeatureSettings
 from lmi_vllm.errors import (
     DownloadError,
     EngineFailureError,
@@ -32,6 +29,7 @@ from lmi_vllm.errors import (
     PayloadError,
     RequestError,
 )
+from lmi_vllm.features.sessions.settings import DEFAULT_ROOT
 from lmi_vllm.messages import Reply
 from lmi_vllm.sources.base import InterruptedTransferError, ObjectStore, UnreachableError
 from lmi_vllm.sources.table import Sources
@@ -47,7 +45,6 @@ CLOSED_HEADER: Final = "X-Amzn-SageMaker-Closed-Session-Id"
 NEW_SESSION: Final = "NEW_SESSION"
 CLOSE: Final = "CLOSE"
 REQUEST_TYPE: Final = "requestType"
-DEFAULT_ROOT: Final = Path("/dev/shm/djl_sessions")
 # Sessions that are never closed: the directory is in memory (/dev/shm) by default.
 MAX_SESSIONS: Final = 10_000
 
@@ -58,23 +55,6 @@ STORE_ERRORS: Final = (UnreachableError, InterruptedTransferError, DownloadError
 FILE: Final = ".session.json"
 _ID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _UNSHARED: Final = ".unshared"  # S3 was away when the session was created
-
-
-class SessionSettings(FeatureSettings):
-    """Sticky sessions."""
-
-    section: ClassVar[str] = "Sessions"
-
-    # fmt: off
-    enable_stateful_sessions: bool = option(parse.boolean, ours(), default=True,
-        note="Sticky sessions.")
-    sessions_path: str = option(parse.plain_text, ours(), default="/dev/shm/djl_sessions",
-        values="path", note="Directory of the session files.")
-    sessions_expiration: float = option(parse.seconds, ours(), default=1200, values="seconds",
-        note="Life of a session after its creation.")
-    sessions_s3url: str | None = option(parse.plain_text, ours(), values="S3 URL",
-        note="Sessions are shared there, and their directories copied at exit.")
-    # fmt: on
 
 
 class SharedSessions:

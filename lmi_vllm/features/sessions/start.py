@@ -14,14 +14,13 @@ from lmi_vllm.config.setting import Setting
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import DownloadError, LmiError, StartupError
 from lmi_vllm.features.sessions.sessions import (
-    DEFAULT_ROOT,
     SESSION_PROPERTY,
     Sessions,
-    SessionSettings,
     SharedSessions,
     is_session_request,
     shared_sessions,
 )
+from lmi_vllm.features.sessions.settings import DEFAULT_ROOT, SessionSettings
 from lmi_vllm.inference.context import ModelSteps, RequestContext
 from lmi_vllm.messages import GENERATE, InferenceCall, Reply
 from lmi_vllm.server.context import ModelContext
@@ -31,7 +30,6 @@ from lmi_vllm.sources.trusted_folders import (
     trusted_folder,
     untrusted_folder_reason,
 )
-from lmi_vllm.translate.draft import ArgumentDraft
 
 logger = logging.getLogger(__name__)
 
@@ -99,14 +97,6 @@ def sessions_of(settings: Settings, shared: SharedSessions | None = None) -> Ses
     elif is_enabled:
         _check(root, setting)
     return Sessions(root, asked.sessions_expiration, is_enabled=is_enabled, shared=shared)
-
-
-def check_store(draft: ArgumentDraft) -> None:
-    """Warn of a URL that no store claims: sessions would silently stay local."""
-    url = (draft.settings.feature(SessionSettings).sessions_s3url or "").strip()
-    if url and draft.sources.store_of(url) is None:
-        reason = draft.sources.unclaimed_reason()
-        draft.warn(f"option.sessions_s3url={mask_urls(url)} {reason}: it has no effect")
 
 
 async def copy_sessions(
