@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -46,6 +47,7 @@ async def ended(before: set[psutil.Process]) -> None:
 
 # On a busy machine the walk may meet the other bound first.
 TOO_SLOW = "one token of an answer|LMI_GRAMMAR_TIMEOUT"
+OTHER_SCHEMA = {"type": "json_schema", "json_schema": {"type": "strng"}}
 # Constraint -> what the refusal says. Each of them did harm, or would, without the guard.
 HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
     "compiles for a minute": ({"json": WIDE}, "LMI_GRAMMAR_TIMEOUT"),
@@ -66,6 +68,14 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
         "would ignore",
     ),
     "look-behind": ({"json": {"type": "string", "pattern": "^a(?<=b)c$"}}, "look-behind"),
+    "not anything": ({"json": {"not": {}}}, 'no text matches it: "not" of anything'),
+    "any of none": ({"json": {"anyOf": []}}, 'no text matches it: "anyOf": \\[\\]'),
+    "anchor in the middle": ({"regex": "a^b"}, "where other letters stand"),
+    "structural tag of another schema": (
+        {"structural_tag": json.dumps({"type": "structural_tag", "format": OTHER_SCHEMA})},
+        "refused: .*strng",
+    ),
+    "old structural tag": ({"structural_tag": '{"structures": []}'}, "lacks 'triggers'"),
     "backreference": ({"json": {"type": "string", "pattern": r"^(a|b)\1$"}}, "backreference"),
     "unknown escape": ({"json": {"type": "string", "pattern": r"\Aab"}}, "does not know"),
 }

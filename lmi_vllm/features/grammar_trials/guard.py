@@ -16,10 +16,13 @@ May go: when tests/contract/test_hostile_grammars.py holds without it.
 """
 
 import asyncio
+import contextlib
 import hashlib
 import importlib
+import re
 import time
 from collections import OrderedDict
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final
@@ -33,6 +36,7 @@ from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
 from vllm.v1.structured_output.request import get_structured_output_key
 
 from lmi_vllm.engine.vllm.names import SamplingParams, StructuredOutputsParams, VLLMValidationError
+from lmi_vllm.features.grammar_trials.contradictions import check_contradictions
 from lmi_vllm.features.grammar_trials.ignored import nothing_left_out
 from lmi_vllm.features.grammar_trials.trials import Trials
 from lmi_vllm.features.grammar_trials.walks import TriedGrammar
@@ -47,6 +51,7 @@ _BACKENDS: Final = {
     "lm-format-enforcer": LMFormatEnforcerBackend,
 }
 _IMPORTED: Final = ("llguidance.hf", "llguidance.torch", "lmformatenforcer", "outlines_core")
+_PLACE: Final = re.compile(r"^\[[\d:]+\] \S+:\d+: ")  # in xgrammar's code
 _AUTO: Final = "auto"  # the first of them, and others for what it lacks
 
 
@@ -128,21 +133,44 @@ class _Vocabulary:
         """Return the grammar, compiled by the library that vLLM chooses for it.
 
         Raises:
-            ValueError: vLLM refuses it, takes too long to see whether it does, or its library
-                leaves out a part of it.
+            ValueError: vLLM refuses it, takes too long to see whether it does, its library
+                leaves out a part of it, or nothing matches it.
         """
         config = self._config
         params, began = SamplingParams(structured_outputs=outputs), time.process_time()
-        params.verify(config.model_config, None, config.structured_outputs_config, self._tokenizer)
+        with _explained(outputs):
+            params.verify(
+                config.model_config, None, config.structured_outputs_config, self._tokenizer
+            )
         if (seconds := time.process_time() - began) > CHECK_SECONDS:
             raise ValueError(f"it is too large: the check of it takes {seconds:.2g} s and more")
         outputs = params.structured_outputs
+        check_contradictions(outputs)
         name = str(outputs._backend)
         backend = self._backends.get(name) or self._new_backend(name)  # in a child: for it alone
         with nothing_left_out():
             grammar = backend.compile_grammar(*get_structured_output_key(outputs))
         bitmask = torch.full((1, (self._size + 31) // 32), -1, dtype=torch.int32)
         return TriedGrammar(grammar, bitmask, self._lengths, self._ends)
+
+
+@contextlib.contextmanager
+def _explained(outputs: StructuredOutputsParams) -> Iterator[None]:
+    """Say why xgrammar refuses a structural tag, such as that of a forced tool call.
+
+    vLLM asks guidance then, which only takes an older form, and says "'triggers'".
+    """
+    try:
+        yield
+    except (ValueError, VLLMValidationError) as error:
+        if outputs.structural_tag is None:
+            raise
+        first: BaseException = error
+        while (before := first.__cause__ or first.__context__) is not None:
+            first = before
+        missing = f"the structural tag lacks {first}"
+        text = missing if isinstance(first, KeyError) else _PLACE.sub("", str(first))
+        raise ValueError(text.strip()) from None
 
 
 def _named(outputs: StructuredOutputsParams) -> str:

@@ -2,8 +2,8 @@ r"""What a grammar library leaves out of a grammar, and only says in a warning.
 
 xgrammar writes warnings to the error output, and compiles the rest: a look-ahead in a `pattern` of
 a schema is left out, and `\A` is the letter A. An answer would break the pattern silently.
-Anchors in the middle, as in `(^$|^a)`, are left out, too. In most patterns they change nothing, so
-these are served. Other warnings are of what vLLM refuses itself.
+Anchors in the middle, as in `(^$|^a)`, are left out, too. Where they change nothing these are
+served, and `contradictions.py` sees others. Other warnings are of what vLLM refuses itself.
 """
 
 import contextlib

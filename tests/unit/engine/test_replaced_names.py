@@ -215,6 +215,7 @@ REPLACED_ON_OBJECTS: Final = {
 # Modules of vLLM that are imported by their names: the server imports these files without vLLM.
 IMPORTED_BY_NAME: Final = {
     ("processes.py", "lmi_vllm.assembly"),  # the one look-up (DECISIONS.md 141)
+    ("grammar_trials/contradictions.py", "re._parser"),  # Python's, which has no types
     ("processes.py", "vllm.model_executor.models"),
     ("workarounds/ignored_modules.py", "vllm.lora.request"),
     ("workarounds/ignored_modules.py", "vllm.lora.utils"),

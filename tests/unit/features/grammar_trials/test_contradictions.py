@@ -1,0 +1,92 @@
+"""What nothing matches is refused; what something may match is not."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from lmi_vllm.features.grammar_trials.contradictions import check_contradictions, misplaced_anchor
+
+NOTHING: dict[str, Any] = {
+    "not anything": {"not": {}},
+    "not true": {"not": True},
+    "any of none": {"anyOf": []},
+    "one of none": {"oneOf": []},
+    "no type": {"type": []},
+    "no value": {"enum": []},
+    "false": False,
+    "any of nothing": {"anyOf": [{"not": {}}, {"type": []}]},
+    "all of nothing": {"allOf": [{"type": "string"}, {"not": {}}]},
+    "a property": {"type": "object", "properties": {"a": {"not": {}}}, "required": ["a"]},
+    "an item": {"type": "array", "items": {"type": []}, "minItems": 1},
+}
+SOMETHING: dict[str, Any] = {
+    "anything": {},
+    "true": True,
+    "not a text": {"not": {"type": "string"}},
+    "one of two": {"anyOf": [{"not": {}}, {"type": "string"}]},
+    "no property": {"type": "object", "properties": {"a": {"not": {}}}},
+    "no item": {"type": "array", "items": {"not": {}}},
+    "names": {"type": "object", "properties": {"not": {}, "anyOf": {"type": "array"}}},
+    "values": {"enum": [[], {"not": {}}], "default": {"anyOf": []}},
+    "itself": {"$ref": "#"},
+    "wrong kinds": {"anyOf": 1, "required": 2, "properties": [], "allOf": {}},
+}
+
+
+def check(**constraint: Any) -> None:
+    """Check a constraint in vLLM's form."""
+    check_contradictions(SimpleNamespace(**{"json": None, "regex": None, **constraint}))
+
+
+@pytest.mark.parametrize("schema", NOTHING.values(), ids=NOTHING)
+def test_schema_that_nothing_matches_is_refused(schema: Any) -> None:
+    """The part is named."""
+    with pytest.raises(ValueError, match=r"no text matches it: (false|\"\w+\")"):
+        check(json=schema)
+
+
+@pytest.mark.parametrize("schema", SOMETHING.values(), ids=SOMETHING)
+def test_schema_that_something_may_match_is_served(schema: Any) -> None:
+    """Names of properties and values are no keywords."""
+    check(json=schema)
+
+
+@pytest.mark.parametrize(
+    "pattern", ["a^b", "a$b", "x(^a)", "(a|b^c)", "(a$)+b", "[a-c]{2}^", "$a", r"\^a^"]
+)
+def test_anchor_in_the_middle_is_refused(pattern: str) -> None:
+    """In a regular expression, and wherever a schema has one."""
+    assert misplaced_anchor(pattern)
+    inner = {"type": "string", "pattern": pattern}
+    for constraint in (
+        {"regex": pattern},
+        {"json": inner},
+        {"json": {"type": "object", "properties": {"a": inner}}},
+        {"json": {"anyOf": [{"items": inner}]}},
+        {"json": {"patternProperties": {pattern: {}}}},
+        {"json": {"$defs": {"a": inner}}},
+    ):
+        with pytest.raises(ValueError, match="where other letters stand before or after"):
+            check(**constraint)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "^ab$",
+        "(^a|b$)",
+        "(^$|^a)",
+        "^(^a)$",
+        "a*^b",
+        "a$b?",
+        r"a\^b",
+        "[$^]a",
+        "a[^b]",
+        "(",
+        "(?<a>^b)",
+    ],
+)
+def test_anchor_that_may_match_is_served(pattern: str) -> None:
+    """At an end, after nothing, as a letter; what Python does not read is not judged."""
+    check(regex=pattern, json={"type": "string", "pattern": pattern})
