@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
-from tests.support.s3_server import FaultyStore, behind_proxy, free_port, wait_until_open
+from tests.support.s3_server import FaultyStore, Forwarded, behind_proxy, free_port, wait_until_open
 
 BUCKET = "models"
 AZURITE = (
@@ -75,6 +75,31 @@ class GoogleServer(CloudServer):
         for key, body in bodies.items():
             place = f"/upload/storage/v1/b/{BUCKET}/o?uploadType=media&name={quote(key, '')}"
             self._ask("POST", place, body)
+
+    def forwarded(self, asked: Forwarded) -> Forwarded:
+        """Turn a PUT, which the emulator lacks, into the upload of Google's other protocol."""
+        if asked.method != "PUT":
+            return asked
+        given = {key.lower(): text for key, text in asked.headers.items()}
+        condition = given.get("x-goog-if-generation-match")
+        wanted = "" if condition is None else f"&ifGenerationMatch={condition}"
+        name = json.dumps({"name": unquote(asked.path.split("/", 2)[2])}).encode()
+        parts = (b"application/json\r\n\r\n" + name,
+                 b"application/octet-stream\r\n\r\n" + (asked.body or b""))  # fmt: skip
+        body = b"".join(b"--part\r\nContent-Type: " + part + b"\r\n" for part in parts)
+        return Forwarded(
+            "POST",
+            f"/upload/storage/v1/b/{BUCKET}/o?uploadType=multipart{wanted}",
+            {"Content-Type": "multipart/related; boundary=part"},
+            body + b"--part--\r\n",
+        )
+
+    def headers_of(self, method: str, body: bytes) -> Mapping[str, str]:
+        """Return the version of what was written, as Google has it in headers."""
+        if method != "PUT" or b'"generation"' not in body:
+            return {}
+        written = json.loads(body)
+        return {"ETag": f'"{written["etag"]}"', "x-goog-generation": written["generation"]}
 
     def empty(self) -> None:
         """Remove every object, and forget faults."""

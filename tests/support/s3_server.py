@@ -39,6 +39,16 @@ class Refusal:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Forwarded:
+    """A request on its way to the store."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes | None
+
+
 @dataclass
 class FaultyStore:
     """A store behind the proxy: faults to play, requests to look at."""
@@ -64,6 +74,14 @@ class FaultyStore:
         if path.count("/") < 2 or path.endswith("/") or "list-type" in query:
             return None
         return unquote(path.split("/", 2)[2])
+
+    def forwarded(self, asked: Forwarded) -> Forwarded:
+        """Return what the store is asked with."""
+        return asked
+
+    def headers_of(self, method: str, body: bytes) -> Mapping[str, str]:
+        """Return what the answer lacks: nothing, where the store speaks the client's protocol."""
+        return {}
 
     def forget(self) -> None:
         """Forget all faults and requests."""
@@ -237,6 +255,11 @@ class _Proxy(BaseHTTPRequestHandler):
         self._note()
         self._write()
 
+    def do_POST(self) -> None:
+        """Several objects that are removed."""
+        self._note()
+        self._write()
+
     def do_DELETE(self) -> None:
         """Objects that are removed."""
         self._note()
@@ -266,7 +289,8 @@ class _Proxy(BaseHTTPRequestHandler):
         dropped = ("host", *conditions)
         headers = {name: value for name, value in self.headers.items()
                    if name.lower() not in dropped}  # fmt: skip
-        connection.request(self.command, self.path, body=sent, headers=headers)
+        asked = self.store.forwarded(Forwarded(self.command, self.path, headers, sent))
+        connection.request(asked.method, asked.path, body=asked.body, headers=asked.headers)
         answer = connection.getresponse()
         body = answer.read()
         connection.close()
@@ -285,6 +309,8 @@ class _Proxy(BaseHTTPRequestHandler):
         for name, value in answer.getheaders():
             if name.lower() not in _OF_A_CONNECTION:
                 self.send_header(name, value)
+        for name, value in self.store.headers_of(self.command, body).items():
+            self.send_header(name, value)
         length = answer.getheader("Content-Length") if self.command == "HEAD" else len(body)
         self.send_header("Content-Length", str(length or 0))
         self.end_headers()

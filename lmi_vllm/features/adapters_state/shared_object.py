@@ -128,7 +128,7 @@ class StateObject:
             ModelSourceError: it does not, so that replicas would undo each other's changes.
         """
         try:
-            self._reports.write(self._report_name, b"{}", "0" * 32)
+            self._reports.write(self._report_name, b"{}", "1")  # a generation in Google's store
         except ObjectChangedError:
             return
         raise ModelSourceError(

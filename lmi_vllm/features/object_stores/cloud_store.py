@@ -109,8 +109,8 @@ class CloudStore:
         """
         key = self._key(name)
         mode: Any = "overwrite" if etag is None else "create"
-        if etag:
-            mode = {"version": etag} if etag.isdecimal() else {"e_tag": f'"{etag}"'}
+        if etag:  # each store compares its own
+            mode = {"version": etag, "e_tag": f'"{etag}"'}
         with self._bucket.requests(self.url) as store:
             from obstore import put  # noqa: PLC0415
             from obstore.exceptions import AlreadyExistsError, PreconditionError  # noqa: PLC0415

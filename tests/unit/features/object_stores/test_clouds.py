@@ -1,17 +1,27 @@
 """Models in Google's and Azure's stores, fetched by obstore from emulators on loopback."""
 
+import argparse
 import hashlib
+import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from lmi_vllm.adapters.adapter import Adapter
+from lmi_vllm.demo import DEMO_MODEL_DIR
 from lmi_vllm.errors import DownloadError
 from lmi_vllm.features import transfer
-from lmi_vllm.features.object_stores import cloud_bucket, cloud_transfer
-from lmi_vllm.sources.base import DownloadProgress
-from tests.support.assembled import fetch_model, read_text
+from lmi_vllm.features.adapters_state.shared_object import (
+    ReplicaReport,
+    ReplicatedAdapters,
+    StateObject,
+)
+from lmi_vllm.features.object_stores import cloud_bucket, cloud_transfer, location
+from lmi_vllm.features.validate import command as validate
+from lmi_vllm.sources.base import DownloadProgress, ObjectChangedError
+from tests.support.assembled import CONFIGURATION, fetch_model, read_text, store_of
 from tests.support.cloud_servers import (
     ACCOUNT,
     BUCKET,
@@ -293,3 +303,93 @@ def test_other_forms_of_azure(azure: AzureServer, tmp_path: Path, root: str) -> 
     environ = {**azure.environ, "SERVING_DOWNLOAD_DIR": str(tmp_path)}
     del environ["AZURE_STORAGE_ACCOUNT_NAME"]
     assert names_in(fetch_model(f"{root}/tiny/", environ=environ)) == NAMES
+
+
+def test_small_objects_are_compared_before_they_are_written(
+    store: CloudServer, environ: dict[str, str], tmp_path: Path
+) -> None:
+    """What replicas share, and what is kept between starts: as in S3."""
+    url = f"{store.root}/state/"
+    source = store_of(url)
+    assert source is not None
+    folder = source.make_store(url, environ)
+    first = folder.write("a.json", b"1", "")
+    for wrong in ("", "17"):
+        with pytest.raises(ObjectChangedError):
+            folder.write("a.json", b"2", wrong)
+    second = folder.write("a.json", b"2", first)
+    assert folder.read_newer("a.json", second) == (None, second)
+    assert folder.read_newer("a.json", first) == (b"2", second)
+    assert folder.read_newer("none.json", "") == (None, "")
+    third = folder.write("a.json", b"3")
+    assert folder.read_newer("a.json", third) == (None, third)
+    folder.below("deep").write("b.json", b"4")
+    assert [one.name for one in folder.list_objects()] == ["a.json", "deep/b.json"]
+    for _ in range(2):
+        folder.delete("a.json")
+    assert folder.find("a.json") is None
+    with pytest.raises(ObjectChangedError):  # another replica has removed it
+        folder.write("a.json", b"5", third)
+    (tmp_path / "archive").write_bytes(b"content")
+    folder.upload("archive", tmp_path / "archive")
+    assert folder.read("archive") == b"content"
+
+
+def test_adapters_are_shared_over_an_object(store: CloudServer, environ: dict[str, str]) -> None:
+    """option.adapters_state: the store passes its check, and the slower of two writers loses."""
+    url = f"{store.root}/state/"
+    source = store_of(url)
+    assert source is not None
+    one, two = (
+        StateObject(source.make_store(url, environ), "adapters.json", name) for name in "ab"
+    )
+    one.check_conditions()
+    assert (one.read(), two.read()) == (None, None)
+    one.write(ReplicatedAdapters({"x": Adapter("x", "/x")}, 1, {}))
+    with pytest.raises(ObjectChangedError):
+        two.write(ReplicatedAdapters({}, 1, {}))
+    shared = two.read()
+    assert shared is not None
+    assert list(shared.adapters) == ["x"]
+    two.write(ReplicatedAdapters({}, 2, {}))
+    one.report(ReplicaReport(2, {}))
+    assert list(two.live_reports()) == ["a"]
+
+
+def test_large_objects_are_not_read_into_memory(
+    store: CloudServer, environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wrong key of a small object."""
+    monkeypatch.setattr(location, "MAX_SMALL_BYTES", 1000)
+    with pytest.raises(DownloadError, match=r"has 512000 bytes; at most 1000 are read"):
+        read_text(f"{store.root}/tiny/", "model.safetensors", environ)
+
+
+def test_validate_reads_the_model_in_the_store(
+    store: CloudServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its config.json; no weights are fetched."""
+    config = (DEMO_MODEL_DIR / "config.json").read_bytes()
+    store.put({"tiny/config.json": config})
+    parser = argparse.ArgumentParser()
+    validate.add_arguments(parser, CONFIGURATION)
+    given = ["--format", "json", "--model", f"{store.root}/tiny/", "--model-store", "/nonexistent"]
+    validate.run(parser.parse_args(given), store.environ, CONFIGURATION)
+    document = json.loads(capsys.readouterr().out)
+    assert not document["errors"]
+    assert any(f"config.json of {store.root}/tiny" in line for line in document["checked"])
+    assert "tiny/model.safetensors" not in store.objects_sent
+
+
+def test_streamed_weights_stay_in_the_store(store: CloudServer, environ: dict[str, str]) -> None:
+    """VLLM reads them itself, by URLs that it knows: others are fetched whole."""
+    source = CONFIGURATION.sources
+    assert source.is_streamed_by_vllm(f"{store.root}/tiny/")
+    assert not source.is_streamed_by_vllm(f"abfss://{BUCKET}@{ACCOUNT}.dfs.core.windows.net/tiny/")
+    directory = fetch_model(f"{store.root}/tiny/", environ=environ, load_format="runai_streamer")
+    assert names_in(directory) == NAMES - {"model.safetensors"}
+    if store.scheme == "az":
+        url = f"abfss://{BUCKET}@{ACCOUNT}.dfs.core.windows.net/tiny/"
+        assert names_in(fetch_model(url, environ=environ, load_format="runai_streamer")) == NAMES
+        directory = fetch_model(url, environ=environ, load_format="dummy")
+        assert names_in(directory) == NAMES - {"model.safetensors"}
