@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -101,16 +102,17 @@ def test_while_the_model_becomes_ready(server_process: StartServer, wanted: str)
 
 @pytest.mark.vllm
 def test_while_the_engine_comes_back(server_process: StartServer) -> None:
-    """A restart under way is given up."""
-    server = server_process(
-        "--demo", "--port", "0", environ={"SERVING_RETRY_THRESHOLD": "5"}
-    )  # fmt: skip
-    url = server.url_when_ready()
-    (engine,) = server.children()
-    engine.kill()
-    assert wait_until(lambda: phase(url) == "engine", 10)
-    assert wait_until(lambda: any(child.pid != engine.pid for child in server.children()), 60)
-    end(server, url)
+    """A restart under way is given up, and none of its temporary files stays."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # room for a socket's name
+        environ = {"SERVING_RETRY_THRESHOLD": "5", "TMPDIR": folder}
+        server = server_process("--demo", "--port", "0", environ=environ)
+        url = server.url_when_ready()
+        (engine,) = server.children()
+        engine.kill()
+        assert wait_until(lambda: phase(url) == "engine", 10)
+        assert wait_until(lambda: any(child.pid != engine.pid for child in server.children()), 60)
+        end(server, url)
+        assert list(Path(folder).iterdir()) == []
 
 
 @pytest.mark.vllm

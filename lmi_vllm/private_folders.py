@@ -56,6 +56,27 @@ def new_private_folder(prefix: str, root: Path | None = None) -> PrivateFolder:
     return PrivateFolder(path, lock)
 
 
+def remove_held() -> None:
+    """Remove the folders of temporary files that this process still has, as its last act (Linux).
+
+    Their files are open until then, so no list of them is needed. Other processes of the server
+    have ended.
+    """
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            lock = descriptor.readlink()
+            if lock.name == _LOCK_NAME and lock.parent.name.startswith(_OURS):
+                _remove(lock.parent)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder whose process has ended, or is about to, and the files that it has noted."""
+    with contextlib.suppress(FileNotFoundError):
+        for name in (folder / _OUTSIDE).read_text(encoding="utf-8").splitlines():
+            Path(name).unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
 def _remove_if_left(folder: Path) -> None:
     """Remove a folder whose lock is free; a folder that is being made has no lock file yet.
 
@@ -68,7 +89,4 @@ def _remove_if_left(folder: Path) -> None:
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW
         with os.fdopen(os.open(folder / _LOCK_NAME, flags), "rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            with contextlib.suppress(FileNotFoundError):
-                for name in (folder / _OUTSIDE).read_text(encoding="utf-8").splitlines():
-                    Path(name).unlink(missing_ok=True)
-            shutil.rmtree(folder, ignore_errors=True)
+            _remove(folder)

@@ -23,6 +23,7 @@ from lmi_vllm.config.settings import Settings
 from lmi_vllm.config.value_rules import log_level
 from lmi_vllm.engine.vllm.processes import DROPPED_LINES_VARIABLE
 from lmi_vllm.messages import LOG_LEVELS
+from lmi_vllm.private_folders import remove_held
 from lmi_vllm.server.end_budget import end_seconds
 from lmi_vllm.server.engines import check_engine_kind, engine_factory
 from lmi_vllm.server.parts import Assembled
@@ -134,6 +135,7 @@ def end_unfinished() -> NoReturn:
     text = "lmi-vllm: warning: the end took too long: the process ends without the rest of it"
     write_within(LATE_SECONDS, print, text, file=sys.stderr)
     end_children()
+    remove_held()
     os._exit(0)
 
 
@@ -148,4 +150,5 @@ def end_process(code: int, last_line: str = "") -> NoReturn:
     if last_line:
         write_within(LOG_FLUSH_SECONDS, print, last_line, file=sys.stderr)
     end_children()  # an engine that is being forked may not yet end with its parent
+    remove_held()  # of an engine that was not waited for, and of one that was being started
     os._exit(code)

@@ -136,7 +136,10 @@ def request_properties(headers: Mapping[str, str]) -> dict[str, str]:
     """Return headers by lower-case name, and each of SageMaker's custom attributes as one."""
     properties: dict[str, str] = {}
     for name, value in headers.items():  # a header may be there twice, and has one key then
-        properties[name.lower()] = value
+        known = name.lower()
+        if known == CUSTOM_ATTRIBUTES and known in properties:
+            value = f"{properties[known]};{value}"  # noqa: PLW2901 - a list goes on
+        properties[known] = value
     if not "".join(properties.values()).isascii():
         properties = {name: _text(value) for name, value in properties.items()}
     if attributes := properties.pop(CUSTOM_ATTRIBUTES, ""):

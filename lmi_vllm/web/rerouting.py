@@ -31,10 +31,11 @@ def without_route(attributes: str) -> str:
 def rerouted(make_request: MakeRequest, message: Any, *rest: Any) -> web.BaseRequest:
     """Return the request of a message with custom attributes, for the route named in them."""
     path, _, query = message.path.partition("?")
-    found = _ROUTE.search(message.headers[CUSTOM_ATTRIBUTES])
+    found = _ROUTE.search(";".join(message.headers.getall(CUSTOM_ATTRIBUTES)))
     if found is None or path != _SOURCE or message.method != "POST":
         return make_request(message, *rest)
     route = quote(found[1], safe=_KEPT, errors="replace")
+    route = route.removesuffix("/") or route  # SageMaker's clients cannot follow a redirect
     target = f"{route}?{query}" if query else route
     request = make_request(message._replace(path=target, url=target_url(target)), *rest)
     request[ORIGINAL] = message.path

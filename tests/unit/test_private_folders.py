@@ -28,6 +28,24 @@ new_private_folder("lmi-vllm-adapters-").remove()
 """
 
 
+MAKE_AND_END = """
+import os, sys, tempfile
+tempfile.tempdir = sys.argv[1]
+from pathlib import Path
+from lmi_vllm.commands.serve import end_process
+from lmi_vllm.private_folders import new_private_folder
+held, gone = new_private_folder("lmi-vllm-adapters-"), new_private_folder("lmi-vllm-engine-")
+outside = Path(sys.argv[1], "segment")
+outside.touch()
+held.note_outside([str(outside)])
+gone.remove()
+other = Path(sys.argv[1], "other")
+other.mkdir()
+foreign = (other / ".lock").open("wb")
+end_process(0)
+"""
+
+
 @pytest.fixture
 def temporary_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Let the folders of a test lie in a place of its own."""
@@ -43,6 +61,12 @@ def test_new_private_folder_removes_those_of_killed_servers(temporary_root: Path
     assert not left.exists()
     assert [entry.name for entry in temporary_root.iterdir()] == [folder.path.name]
     folder.remove()
+
+
+def test_end_removes_the_folders_that_are_still_held(temporary_root: Path) -> None:
+    """A second signal ends the server before its engine has left its folders."""
+    subprocess.run([sys.executable, "-c", MAKE_AND_END, str(temporary_root)], check=True)
+    assert [entry.name for entry in temporary_root.iterdir()] == ["other"]
 
 
 def test_new_private_folder_leaves_those_in_use(temporary_root: Path) -> None:

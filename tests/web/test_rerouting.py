@@ -6,6 +6,7 @@ from typing import Final
 import pytest
 from aiohttp import FormData
 from aiohttp.test_utils import TestClient
+from multidict import CIMultiDict
 
 from lmi_vllm.errors import Dialect
 from lmi_vllm.features.scripted.engine import ScriptedEngine
@@ -56,6 +57,7 @@ async def ask(
         f"foo=bar,route={SOUND},baz=1",
         f"foo=bar; Route = {SOUND} ;baz=1",
         "route=/v1/audio/%74ranscriptions",
+        f"route={SOUND}/",
     ],
 )
 async def test_form_reaches_the_named_route(
@@ -69,6 +71,19 @@ async def test_form_reaches_the_named_route(
     assert (status, b"RIFF\x00\xff" in body) == (200, True)
     (call,) = application.calls
     assert (call.path, call.query_string) == (SOUND, "a=b")
+
+
+async def test_every_header_of_attributes_counts(
+    serve: ServeScripted, application: EchoingApplication
+) -> None:
+    """A proxy may add one, and a client may send the header twice."""
+    client = await serve()
+    headers = [(HEADER, "a=1"), (HEADER, f"route={SOUND}")]
+    assert (await client.post("/invocations", data=b"{}", headers=headers)).status == 200
+    assert application.calls[0].path == SOUND
+    assert request_properties(CIMultiDict([(HEADER, "a=1; b=2"), (HEADER.lower(), "c=3")])) == {
+        "a": "1", "b": "2", "c": "3",
+    }  # fmt: skip
 
 
 async def test_lanes_answer_as_on_their_own_paths(
