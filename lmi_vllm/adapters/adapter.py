@@ -1,13 +1,21 @@
 """One registered adapter."""
 
+import re
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import Final
+from urllib.parse import quote
 
 from lmi_vllm.errors import AdapterRefusedError, BadParameterError
 from lmi_vllm.hooks import NO_HOOKS, Hooks
 from lmi_vllm.messages import AdapterRef
+
+LONGEST_NAME: Final = 4096  # percent-encoded; a request's path has 8190 bytes
+LONGEST_SOURCE: Final = 8192
+MOST_OPTIONS: Final = 65536  # characters
+_CONTROL: Final = re.compile("[\x00-\x1f\x7f]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +46,40 @@ class Adapter:
     def check_name(self) -> None:
         """Check that every way to name it in a request can carry its name.
 
-        HTTP strips a header's value: it would name another adapter, or the base model.
+        HTTP strips a header's value: it would name another adapter, or the base model. A path is
+        bounded: the adapter could not be removed.
 
         Raises:
-            BadParameterError: the name begins or ends with white space.
+            BadParameterError: the name begins or ends with white space, has a control character or
+                is too long.
         """
         if self.name != self.name.strip():
             raise BadParameterError(
                 f"name: {self.name!r:.200} begins or ends with white space, which a header that "
                 "names the adapter cannot carry"
+            )
+        if _CONTROL.search(self.name):
+            raise BadParameterError(
+                f"name: {self.name!r:.200} has a control character, which no header can carry"
+            )
+        if len(quote(self.name, safe="", errors="replace")) > LONGEST_NAME:
+            raise BadParameterError(
+                f"name: {self.name!r:.80} is too long for the path of a request: at most "
+                f"{LONGEST_NAME} characters, percent-encoded"
+            )
+
+    def check_size(self) -> None:
+        """Check that what is kept of it, and shown to every client, is small.
+
+        Raises:
+            BadParameterError: the source or the other parameters are too long.
+        """
+        if len(self.src) > LONGEST_SOURCE:
+            raise BadParameterError(f"src: at most {LONGEST_SOURCE} characters are allowed")
+        if sum(len(name) + len(text) for name, text in self.options.items()) > MOST_OPTIONS:
+            raise BadParameterError(
+                "parameters without an effect are kept with the adapter: all of them may have "
+                f"{MOST_OPTIONS} characters"
             )
 
     def check_flags(self) -> None:
@@ -72,6 +105,7 @@ class Adapter:
             AdapterRefusedError: `wanted` changes something else, or removes the pin.
         """
         wanted.check_flags()
+        wanted.check_size()
         if wanted.src != self.src:
             raise AdapterRefusedError("Updating adapter path is not supported.")
         if self.pin and not wanted.pin:

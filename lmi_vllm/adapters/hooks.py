@@ -9,6 +9,7 @@ from lmi_vllm.adapters.adapter import Adapter
 Publish = Callable[[Collection[Adapter], float], Awaitable[None]]  # adapters, seconds
 Find = Callable[[str], Awaitable[bool]]  # name; whether there is such an adapter
 OnChange = Callable[[Collection[Adapter]], None]
+Forget = Callable[[str], bool]  # name; whether there was something to forget
 Begin = Callable[[], Awaitable[None]]
 
 
@@ -43,14 +44,16 @@ class AdapterHooks:
 
     `find` is awaited with each name that a request gives, before the name is looked up. It may
     register the adapter (`is_from_store`), renew it, or refuse the request, and returns whether
-    there is one. `on_change` gets all adapters after each change. `publish` is awaited after each
-    change of what requests find. It returns when no request in another process uses another load of
-    an adapter, or after a time limit. `begin` is awaited once the adapters of the model directory
-    are registered, before requests are answered.
+    there is one. `on_change` gets all adapters after each change. `forget` is called when a call
+    removes a name that is not registered, and drops what is kept of it. `publish` is awaited after
+    each change of what requests find. It returns when no request in another process uses another
+    load of an adapter, or after a time limit. `begin` is awaited once the adapters of the model
+    directory are registered, before requests are answered.
     """
 
     find: Find | None = None
     on_change: OnChange | None = None
+    forget: Forget | None = None
     sharing: Sharing | None = None
     publish: Publish | None = None
     begin: tuple[Begin, ...] = ()
@@ -60,6 +63,7 @@ class AdapterHooks:
         return AdapterHooks(
             self.find or other.find,
             self.on_change or other.on_change,
+            self.forget or other.forget,
             self.sharing or other.sharing,
             self.publish or other.publish,
             self.begin + other.begin,

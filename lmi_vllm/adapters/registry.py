@@ -158,6 +158,8 @@ class AdapterRegistry:
     async def remove(self, name: str, timeout_seconds: float, alias: str | None = None) -> None:
         """Unregister for a call; other servers do so too, even if this one cannot find or load it.
 
+        What a feature keeps of a name that could not be registered goes as well.
+
         Raises:
             ResourceNotFoundError: no adapter of that name.
         """
@@ -170,6 +172,9 @@ class AdapterRegistry:
             self.hooks.sharing.note(name, Adapter(name, "", is_from_store=True))
             await self._changed(name)
         else:
+            if name not in self and self.hooks.forget is not None and self.hooks.forget(name):
+                await self._changed(name)
+                return
             await self.unregister(name, timeout_seconds, alias)
 
     @contextlib.asynccontextmanager
@@ -223,11 +228,12 @@ class AdapterRegistry:
 
         Raises:
             AdapterConflictError: the name is taken, or the source of a kind never loaded.
-            BadParameterError: the name begins or ends with white space.
+            BadParameterError: no request can carry the name, or it has too much text.
             AdapterRefusedError: its source or weights are not usable.
         """
         self.check_enabled()
         adapter.check_name()
+        adapter.check_size()
         shown = alias or adapter.name
         async with self._changing(adapter.name):
             if adapter.name in self._adapters:
@@ -259,6 +265,7 @@ class AdapterRegistry:
         """
         self.check_enabled()
         adapter.check_name()
+        adapter.check_size()
         name = adapter.name
         async with self._changing(name):
             is_new = is_in_place and name not in self

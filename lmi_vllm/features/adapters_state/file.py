@@ -1,8 +1,8 @@
 """The file that persists adapters across restarts: their registrations, never weights.
 
 An adapter that cannot be restored does not stop a start. The others are registered, and the log
-names it. Its source may only be unreachable for an hour, so its entry stays in the file until its
-name is registered again.
+names it. Its source may only be unreachable for an hour, so its entry stays in the file until a
+call removes its name, or registers it again.
 """
 
 import json
@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
+from urllib.parse import quote
 
 from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.adapters.registry import AdapterRegistry
@@ -55,15 +56,21 @@ class AdapterStateFile:
         }
         write_state(self._path, [*kept.values(), *self._unrestored.values()])
 
+    def forget(self, name: str) -> bool:
+        """Forget an entry that could not be restored; whether there was one. `keep` writes it."""
+        return self._unrestored.pop(name, None) is not None
+
     async def _restore_one(self, registry: AdapterRegistry, adapter: Adapter) -> None:
         try:
             await registry.register(adapter)
         except LmiError as error:
             logger.error(
-                "adapters_state %s: adapter %s could NOT be restored: %s",
+                "adapters_state %s: adapter %s could NOT be restored: %s; its entry stays until "
+                "DELETE /adapters/%s",
                 self._path,
                 adapter.name,
                 error.text,
+                quote(adapter.name, safe=""),
             )
             self._unrestored[adapter.name] = adapter
 

@@ -57,7 +57,8 @@ class Replica:
             return AdapterHooks()
         state_file = AdapterStateFile(Path(without_file_scheme(place)))
         restore = functools.partial(state_file.restore, registry)
-        return AdapterHooks(on_change=state_file.keep, begin=(restore,))
+        keep, forget = state_file.keep, state_file.forget
+        return AdapterHooks(on_change=keep, forget=forget, begin=(restore,))
 
     def _share(self, registry: AdapterRegistry, state: StateObject) -> AdapterHooks:
         seconds, service = self._asked.adapters_state_refresh_seconds, self._model.service

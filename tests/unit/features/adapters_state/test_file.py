@@ -9,7 +9,7 @@ import pytest
 from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.adapters.hooks import AdapterHooks
 from lmi_vllm.adapters.registry import AdapterRegistry
-from lmi_vllm.errors import AdapterRefusedError, ModelSourceError
+from lmi_vllm.errors import AdapterRefusedError, ModelSourceError, ResourceNotFoundError
 from lmi_vllm.features.adapters_state.file import AdapterStateFile, read_state, write_state
 from lmi_vllm.features.scripted.engine import ScriptedEngine
 
@@ -28,7 +28,7 @@ async def started(path: Path) -> AdapterRegistry:
         ScriptedEngine(),
         resolve,
         is_enabled=True,
-        hooks=lambda _: AdapterHooks(on_change=memory.keep),
+        hooks=lambda _: AdapterHooks(on_change=memory.keep, forget=memory.forget),
     )
     await registry.register(Adapter("local", "/model/adapters/local", is_local=True))
     await memory.restore(registry)
@@ -67,6 +67,17 @@ async def test_broken_entry_is_named_and_kept(
     assert [kept.name for kept in read_state(path)] == ["good", "more", "bad"]
     await registry.register(Adapter("bad", "/c"))
     assert {kept.name: kept.src for kept in read_state(path)}["bad"] == "/c"
+
+
+async def test_entry_that_cannot_be_restored_is_removed_by_a_call(tmp_path: Path) -> None:
+    """Its source is gone for good: no start looks for it again. Another name is unknown."""
+    path = tmp_path / "state.json"
+    write_state(path, [Adapter("bad", "/gone"), Adapter("good", "/a")])
+    registry = await started(path)
+    await registry.remove("bad", 1)
+    assert [kept.name for kept in read_state(path)] == ["good"]
+    with pytest.raises(ResourceNotFoundError):
+        await registry.remove("bad", 1)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"version": 2, "adapters": []}', '{"version": 1}'])

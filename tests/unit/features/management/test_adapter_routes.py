@@ -237,6 +237,37 @@ async def test_name_that_a_header_cannot_carry_is_refused(
     assert set(engine.adapters) == {"a"}
 
 
+TOO_LARGE = {
+    "name": ({"name": "n" * 4097}, "too long for the path"),
+    "name-encoded": ({"name": "\U0001f600" * 342}, "too long for the path"),
+    "control": ({"name": "a\x00b"}, "control character"),
+    "line": ({"name": "a\nb"}, "control character"),
+    "source": ({"src": "/" + "s" * 8192}, "src: at most 8192"),
+    "others": ({"note": "x" * 65536}, "parameters without an effect"),
+}
+
+
+@pytest.mark.parametrize(("given", "words"), TOO_LARGE.values(), ids=TOO_LARGE)
+async def test_call_with_too_much_text_is_refused(
+    lora: TestClient, engine: ScriptedEngine, given: dict[str, str], words: str
+) -> None:
+    """No path could remove it, and it would be listed for every client and kept on disk."""
+    sent = {"name": "a", "src": "/b", **given}
+    status, body = await call(lora, "POST", "/adapters", json=sent)
+    assert (status, words in body["message"], len(body["message"]) < 400) == (400, True, True)
+    assert not engine.adapters
+
+
+async def test_longest_name_and_parameters_are_taken(lora: TestClient) -> None:
+    """At the bounds; an update cannot pass them."""
+    name = "\U0001f600" * 341
+    sent = {"name": name, "src": "/b", "note": "x" * 65532}
+    assert (await call(lora, "POST", "/adapters", json=sent))[0] == 200
+    status, _ = await call(lora, "POST", f"/adapters/{quote(name)}/update", json={"more": "x"})
+    assert status == 400
+    assert (await call(lora, "DELETE", f"/adapters/{quote(name)}"))[0] == 200
+
+
 async def test_update_serves_files_that_have_changed(
     lora: TestClient, engine: ScriptedEngine, tmp_path: Path
 ) -> None:
