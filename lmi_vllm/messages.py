@@ -325,6 +325,7 @@ class HttpRoute:
     methods: frozenset[str]
     kind: RouteKind
     dialect: Dialect
+    needs_engine: bool = True  # False: it splits prompts alone, also while the engine sleeps
 
 
 @dataclass(frozen=True, slots=True)

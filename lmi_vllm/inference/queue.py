@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from functools import partial
 from typing import Any, Final
 
@@ -69,27 +69,29 @@ class RequestQueue:
         """Use the slots that all front-end processes share from now on; call it while idle."""
         self._slots = slots
 
-    def check_room(self, count: int = 1) -> None:
-        """Check that `count` requests may be admitted now.
+    def check_room(self, count: int = 1, also: Container[State] = ()) -> None:
+        """Check that `count` requests may be admitted now, and in the states `also`.
 
         Raises:
             NotReadyError: see `Lifecycle.check_ready`.
             OverloadError: they would pass the limit.
         """
         if self.lifecycle.state is not State.HEALTHY:
-            self.lifecycle.check_ready()
+            self.lifecycle.check_ready(also)
         if self._slots.total + count > self.limit:
             raise OverloadError(self.lifecycle.model_name)
 
-    def take(self, count: int = 1) -> Callable[[], None]:
+    def take(self, count: int = 1, also: Container[State] = ()) -> Callable[[], None]:
         """Take `count` slots in the queue; return what gives them back, to be called once.
+
+        `also` are states in which the request is admitted, too.
 
         Raises:
             NotReadyError: see `Lifecycle.check_ready`.
             OverloadError: the slots would pass the limit; requests in flight are not touched.
         """
         if self.lifecycle.state is not State.HEALTHY:
-            self.lifecycle.check_ready()
+            self.lifecycle.check_ready(also)
         # Add first: of processes that add at once, none exceeds the limit.
         if self._slots.add(count) > self.limit:
             self._slots.add(-count)

@@ -101,13 +101,16 @@ class InferenceService:
                 f"Model or workflow not found: {name}", "ModelNotFoundException"
             )
 
-    def admitted(self, call: InferenceCall) -> RequestContext:
+    def admitted(self, call: InferenceCall, also: Container[State] = ()) -> RequestContext:
         """Return the context of a request, to be entered: what every request for the model needs.
 
         Raises:
-            NotReadyError: the model does not answer now.
+            NotReadyError: the model does not answer now, and its state is none of `also`.
         """
-        return RequestContext(self.runtime, self.queue, call, self.statuses, self.steps.limits)
+        runtime, limits = self._runtime_in(also), self.steps.limits
+        context = RequestContext(runtime, self.queue, call, self.statuses, limits)
+        context.also = also
+        return context
 
     async def infer(self, call: InferenceCall) -> Reply:
         """Answer `/invocations` and similar routes: any kind of payload."""
@@ -139,7 +142,7 @@ class InferenceService:
     async def forward(self, call: InferenceCall, http: HttpCall, route: HttpRoute) -> Reply:
         """Answer a route of the engine's own HTTP application."""
         if route.kind is RouteKind.INFERENCE and http.method in route.methods:
-            async with self.admitted(call) as context:
+            async with self.admitted(call, reached_by(route)) as context:
                 return context.deliver(await forward(context, http, route))
         # A call that wakes the engine must reach it, and a drain waits for responses to be read.
         reached = {RouteKind.MANAGEMENT: [State.ASLEEP]}
@@ -147,7 +150,7 @@ class InferenceService:
         runtime = self._runtime_in(reached.get(route.kind, ()))
         return await pass_on(runtime, self.lifecycle, http, route)
 
-    def expect_room(self) -> None:
+    def expect_room(self, also: Container[State] = ()) -> None:
         """Refuse a request that would not be admitted now, before its body is read.
 
         Raises:
@@ -156,9 +159,14 @@ class InferenceService:
         """
         if (record := current_record()) is not None:
             record.is_inference = True
-        self.queue.check_room()
+        self.queue.check_room(also=also)
 
     def _count_failure(self, summary: RequestSummary) -> None:
         """Report what went wrong with a request for the model, once it has ended."""
         if summary.is_inference and (cause := summary.failure) is not None:
             self.lifecycle.note_failure(cause)
+
+
+def reached_by(route: HttpRoute) -> Container[State]:
+    """Return the states beside readiness in which a route of inference answers."""
+    return () if route.needs_engine else (State.ASLEEP,)

@@ -39,7 +39,7 @@ from lmi_vllm.translate.devices import Devices
 from lmi_vllm.translate.draft import ArgumentDraft, Rule, RulePhase
 from lmi_vllm.translate.heads import offer_sizes, refuse_size
 from lmi_vllm.translate.model_files import CHECKPOINT_RULES
-from lmi_vllm.translate.model_paths import named_files
+from lmi_vllm.translate.model_paths import named_adapters, named_files
 from lmi_vllm.translate.parallel import assign_devices
 from lmi_vllm.translate.serving_profile import build_serving_profile
 
@@ -181,7 +181,8 @@ class Translator:
             assign_devices, *added[RulePhase.PLACED],
         )  # fmt: skip
         self._of_checkpoint = (
-            *added[RulePhase.CHECKPOINT], refuse_size, named_files, *CHECKPOINT_RULES,
+            *added[RulePhase.CHECKPOINT], refuse_size, named_files, named_adapters,
+            *CHECKPOINT_RULES,
             _check_checkpoint, compile_if_possible,
         )  # fmt: skip
 

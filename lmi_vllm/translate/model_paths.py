@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Final
 
 from lmi_vllm.messages import ModelArtifacts
+from lmi_vllm.sources.local import file_url_path, looks_like_path
 from lmi_vllm.translate.draft import ArgumentDraft
 
 _OPTIONS: Final = ("chat_template", "tool_parser_plugin", "reasoning_parser_plugin")
@@ -35,3 +36,19 @@ def named_files(draft: ArgumentDraft) -> None:
             draft.fail(f"{setting.stated} names a file that does not exist{also}", setting)
         elif name in draft.values:
             draft.put(name, path, setting.origin)
+
+
+def named_adapters(draft: ArgumentDraft) -> None:
+    """Refuse an adapter of the start whose path does not exist: the engine would start first."""
+    setting = draft.settings.model.details.lora_modules
+    named = draft.settings.model.lora_modules if draft.model is not None else None
+    for name, source in (named or {}).items():
+        if not looks_like_path(source):
+            continue
+        try:
+            path = file_url_path(source) or Path(source)
+        except ValueError as error:
+            draft.fail(f"{setting.label}: adapter {name}: {error}", setting)
+            continue
+        if not Path(path).expanduser().exists():
+            draft.fail(f"{setting.label}: adapter {name}: {source} does not exist", setting)

@@ -10,7 +10,7 @@ from aiohttp.typedefs import Handler
 from lmi_vllm.errors import ResourceNotFoundError, UnauthorizedError
 from lmi_vllm.inference.engine_routes import plain_payload
 from lmi_vllm.inference.pipeline import ask
-from lmi_vllm.inference.service import InferenceService
+from lmi_vllm.inference.service import InferenceService, reached_by
 from lmi_vllm.messages import HttpCall, HttpRoute, InferenceCall, RouteKind
 from lmi_vllm.web.inference_routes import (
     READ_METHODS,
@@ -105,7 +105,7 @@ async def engine_route(
     request[RECORD].route = route.path
     _check(request, route)
     if route.kind is RouteKind.INFERENCE and request.method in route.methods:
-        service.expect_room()
+        service.expect_room(reached_by(route))
     if call is None:
         call = await read_call(request, request_properties(request.headers))
     return await _hand_on(request, service, call, route)

@@ -85,6 +85,22 @@ def test_path_means_a_route(
     assert (None if route is None else route.path) == found
 
 
+@pytest.mark.parametrize(
+    ("path", "needs"),
+    [
+        ("/tokenize", False), ("/detokenize", False), ("/v1/messages/count_tokens", False),
+        ("/v1/chat/completions/render", False), ("/v1/completions/render", False),
+        ("/v1/messages", True), ("/v1/embeddings", True),
+    ],
+)  # fmt: skip
+def test_routes_that_split_prompts_need_no_engine(
+    application: HttpApplication, path: str, needs: bool
+) -> None:
+    """They answer while it sleeps; one that this application lacks is no route."""
+    route = application.find("POST", path)
+    assert route is None or route.needs_engine is needs
+
+
 def test_whole_answer_is_vllm_s(run: LoopThread, application: HttpApplication) -> None:
     """The id is that of the request; no header of vLLM's CORS is in it."""
     reply = run(application.call(http_call("/v1/messages", QUESTION)))

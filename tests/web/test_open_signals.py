@@ -6,13 +6,17 @@ import pytest
 
 from lmi_vllm.errors import Dialect
 from lmi_vllm.features.scripted.engine import ScriptedEngine
+from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.messages import HttpRoute, RouteKind
 from lmi_vllm.web.request import Routes, WebOptions
 from tests.conftest import ServeScripted
 from tests.support.scripted_application import EchoingApplication as Application
+from tests.web.conftest import lifecycle_of
 
 POST: Final = frozenset({"POST"})
-RENDER: Final = HttpRoute("/v1/completions/render", POST, RouteKind.INFERENCE, Dialect.OPENAI)
+RENDER: Final = HttpRoute(
+    "/v1/completions/render", POST, RouteKind.INFERENCE, Dialect.OPENAI, needs_engine=False
+)
 BATCH: Final = HttpRoute("/v1/batch", POST, RouteKind.INFERENCE, Dialect.OPENAI)
 SLEEP: Final = HttpRoute("/sleep", POST, RouteKind.MANAGEMENT, Dialect.OPENAI)
 READ: Final = (("GET", "/metrics"), ("GET", "/server/metrics"))
@@ -83,3 +87,19 @@ async def test_management_address_with_signals_has_no_other_inference(
     for path in ("/v1/batch", "/v1/completions", "/invocations"):
         assert (await client.post(path, json={}, headers=key)).status == 404, path
     assert (await client.post("/sleep", headers=key)).status == 200
+
+
+@pytest.mark.parametrize(
+    ("state", "render", "batch"),
+    [(State.ASLEEP, 200, 503), (State.FAILED, 503, 503), (State.HEALTHY, 200, 200)],
+    ids=str,
+)
+async def test_prompts_are_split_while_the_engine_sleeps(
+    serve: ServeScripted, state: State, render: int, batch: int
+) -> None:
+    """Routers ask a pod that sleeps, too; only what needs the engine is refused."""
+    client = await serve()
+    lifecycle_of(client).set_state(state)
+    for body in ({"prompt": "x"}, {"prompt": ["x", "y"]}):
+        asked = [(await client.post(route.path, json=body)).status for route in (RENDER, BATCH)]
+        assert asked == [render, batch]

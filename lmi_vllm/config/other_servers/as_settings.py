@@ -33,6 +33,15 @@ _OTHER_PREFIXES: Final = MappingProxyType(
         "VLLM_LORA_RESOLVER_": "adapters on demand are option.adapter_store (docs/adapters.md)",
     }
 )
+# Switches of Hugging Face's image of vLLM, and what says the same here.
+_OF_HUGGING_FACE: Final = MappingProxyType(
+    {
+        "HF_ENABLE_LMCACHE": "set OPTION_LMCACHE_AUTO_CONFIG=true",
+        "HF_ENABLE_RUNAI_STREAMER": "set OPTION_LOAD_FORMAT=runai_streamer",
+        "HF_LMCACHE_KV_CONFIG": "set OPTION_KV_TRANSFER_CONFIG",
+    }
+)
+_OFF: Final = ("", "0", "false")
 # vLLM's plug-in that loads an adapter from the folder of its name, and what switches it on.
 _RESOLVER_FOLDER: Final = "VLLM_LORA_RESOLVER_CACHE_DIR"
 _RESOLVER_SWITCH: Final = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
@@ -83,10 +92,11 @@ class _Found:
 
     def set(self, key: str, text: str, written: str) -> None:
         """Set an option, a key of serving.properties, or a variable of ours."""
-        earlier = self.values[-1] if self.values else None
-        if earlier is not None and (earlier.key, earlier.text) == (key, text):  # --host and --port
-            self.values.pop()
-            written = f"{earlier.origin.name}, {written}"
+        for earlier in self.values:
+            if (earlier.key, earlier.text) == (key, text):  # --host and --port
+                self.values.remove(earlier)
+                written = f"{earlier.origin.name}, {written}"
+                break
         self.values.append(RawValue(key, text, Origin(self.kind, written)))
 
     def done(self) -> OtherSettings:
@@ -231,9 +241,12 @@ def _unread_of_tgi(environ: Mapping[str, str]) -> list[str]:
 
 def _without_meaning(environ: Mapping[str, str]) -> Iterator[str]:
     """Yield a sentence for each variable of a launcher that has no counterpart by its name."""
-    for name in environ:
+    for name, text in environ.items():
         if name == _RESOLVER_FOLDER and _resolves_adapters(environ):
             continue
+        if name in _OF_HUGGING_FACE and text.strip().lower() not in _OFF:
+            advice = _OF_HUGGING_FACE[name]
+            yield f"{name} has no effect: it is for Hugging Face's image of vLLM; {advice}"
         if name.startswith(NIM_PREFIX):
             yield f"{name} has no effect: {advice_for(name)}"
         for prefix, advice in _OTHER_PREFIXES.items():

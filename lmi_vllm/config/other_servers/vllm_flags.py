@@ -16,6 +16,11 @@ _REPEATED: Final = ("middleware",)  # flags that may be given several times
 _SWITCHES: Final = ("bool", "flag")  # kinds without a value
 _WITHOUT_VALUE: Final = (*_SWITCHES, "bool_or_text")
 _SWITCH_WORDS: Final = ("true", "false")
+# Of our own commands, which may be misspelt, too.
+OWN_FLAGS: Final = (
+    "--model-store", "--models", "--config-file", "--demo", "--strict", "--vllm-defaults",
+    "--offline", "--gpus", "--format", "--engine", "--device-memory", "--all",
+)  # fmt: skip
 _LEVEL: Final = re.compile(r"-O=?(\w+)")
 
 
@@ -177,7 +182,8 @@ def _flag(written: str, texts: list[str]) -> Flag:
         texts = texts if argument is None else ["false"]
     if argument is None:
         known = [f"--{known.replace('_', '-')}" for known in _all_arguments()]
-        problem = f"vLLM {load_release().release} has no such flag; {closest(written, known)}"
+        near = closest(written, [*known, *OWN_FLAGS])
+        problem = f"vLLM {load_release().release} has no such flag; {near}"
         if name.upper() in TGI_VARIABLES:
             problem = "it is a flag of TGI's launcher: lmi-vllm migrate --from tgi -- FLAGS"
         # Its value is not shown: what a misspelt flag holds is not known.

@@ -34,6 +34,8 @@ _DIALECTS: Final[Mapping[str, Dialect]] = MappingProxyType(
 )
 # It ends a request of the same client, and takes no queue slot.
 _ENDING: Final = "/cancel"
+# These split prompts into tokens, as those that end with /render: the engine may sleep.
+_SPLITS: Final = ("/tokenize", "/detokenize", "/v1/messages/count_tokens")
 # It ends requests of others.
 _ABORTING: Final = "/abort_requests"
 
@@ -71,7 +73,9 @@ def is_refused(route: APIRoute) -> bool:
 
 def described(route: APIRoute) -> HttpRoute:
     """Return the route with its kind and dialect."""
-    return HttpRoute(route.path, frozenset(route.methods), _kind(route), _dialect(route))
+    splits = route.path in _SPLITS or route.path.endswith("/render")
+    methods, kind = frozenset(route.methods), _kind(route)
+    return HttpRoute(route.path, methods, kind, _dialect(route), needs_engine=not splits)
 
 
 def _kind(route: APIRoute) -> RouteKind:

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar, Final
 
 from lmi_vllm.config import parsers as parse
 from lmi_vllm.config.options.row import option, ours
 from lmi_vllm.config.settings import FeatureSettings
 from lmi_vllm.sources.base import Limits
-from lmi_vllm.sources.local import file_url_path, is_url
+from lmi_vllm.sources.local import file_url_path, is_directory, is_url
 from lmi_vllm.translate.draft import ArgumentDraft
 
 HUB_PREFIX: Final = "hf://"
@@ -41,6 +42,21 @@ class CachePolicy:
     drop_seconds: Callable[[], float]  # that requests have to end on a dropped adapter
 
 
+def _check_place(draft: ArgumentDraft, store: str, label: str) -> None:
+    """Refuse a URL that no source knows; a folder may be mounted later, so that is a warning."""
+    if is_url(store):
+        if not draft.sources.is_store(store):
+            draft.fail(f"{label} {draft.sources.unclaimed_reason()}")
+        return
+    try:
+        folder = file_url_path(store) or Path(store)
+    except ValueError as error:
+        draft.fail(f"{label}: {error}")
+    else:
+        if not is_directory(folder.expanduser()):
+            draft.warn(f"{label} is no folder yet: until it is, no adapter is found there")
+
+
 def check_store(draft: ArgumentDraft) -> None:
     """Refuse a store that lacks `enable_lora`, its switch, or a valid URL."""
     settings = draft.settings.feature(AdapterStoreSettings)
@@ -50,12 +66,7 @@ def check_store(draft: ArgumentDraft) -> None:
     if not draft.settings.model.enable_lora:
         draft.fail(f"{label} needs option.enable_lora=true")
     if not settings.adapter_store.startswith(HUB_PREFIX):
-        try:
-            file_url_path(settings.adapter_store)
-        except ValueError as error:
-            draft.fail(f"{label}: {error}")
-        if is_url(settings.adapter_store) and not draft.sources.is_store(settings.adapter_store):
-            draft.fail(f"{label} {draft.sources.unclaimed_reason()}")
+        _check_place(draft, settings.adapter_store, label)
         return
     if not draft.settings.server.lmi_adapter_hub:
         draft.fail(f"{label} needs LMI_ADAPTER_HUB=true")

@@ -8,7 +8,7 @@ from lmi_vllm.config.other_servers.nim_variables import NIM_PREFIX, advice_for
 from lmi_vllm.config.other_servers.replacement import Replacement, variable
 from lmi_vllm.config.other_servers.tgi_variables import TGI_ONLY_NAMES, TGI_PAIRS, TGI_VARIABLES
 from lmi_vllm.config.secrets import mask_text
-from lmi_vllm.config.setting import UNSET_TEXTS, Setting
+from lmi_vllm.config.setting import FILE_PREFIX, UNSET_TEXTS, Setting
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.config.variable_names import OPTION_PREFIX, SERVING_PREFIX, option_key
 from lmi_vllm.features.migrate.migration import Migration, SourceServer
@@ -21,6 +21,7 @@ _SAME: Final = (
 # Of these in our own environment a migration is not meant by chance.
 _OURS: Final = ("SAGEMAKER_", "DJL_", "LMI_", "VLLM_", "HF_HUB_")
 _OF_TGI: Final = frozenset(name for name in TGI_VARIABLES if name.startswith("CUDA_"))
+_GRAPH_SIZES: Final = f"{FILE_PREFIX}cudagraph_capture_sizes"
 _ALIASES: Final = {alias.source: alias.target for alias in ALIAS_VARIABLES}
 
 
@@ -72,6 +73,8 @@ def _why_unused(
 ) -> str:
     """Say what counts instead of a variable of ours."""
     text = environ[name]
+    if migration.server is not SourceServer.LMI:
+        return _why_not_of_source(migration, name)
     if text in UNSET_TEXTS:
         return f"{text} is no value: the variable counts as unset"
     if any(f"({name})" in error for error in settings.errors):
@@ -82,6 +85,18 @@ def _why_unused(
     if environ.get(counted.origin.name) == text:
         return f"{counted.stated} says the same, and counts"
     return f"{counted.stated} counts"
+
+
+def _why_not_of_source(migration: Migration, name: str) -> str:
+    """Say that another server than LMI does not read a variable of ours, and what the file has."""
+    written = migration.properties
+    row = None
+    if name.startswith(OPTION_PREFIX):
+        row = migration.configuration.options.find(option_key(name).partition(".")[2])
+    keys = () if row is None else (row.name, *row.aliases, *row.effect.targets)
+    found = (key for key in map(FILE_PREFIX.__add__, keys) if key in written)
+    counts = next((f"{key}={written[key]} counts" for key in found), "set it here if it is meant")
+    return f"{migration.server} does not read it; {counts}"
 
 
 def _setting_of(migration: Migration, settings: Settings, name: str) -> Setting | None:
@@ -100,6 +115,9 @@ def _alias(migration: Migration, name: str, text: str) -> Replacement:
     key = option_key(target) if target.startswith(OPTION_PREFIX) else ""
     if key in migration.properties:
         return Replacement(None, why=f"{key}={migration.properties[key]} counts")
+    if name == "ENABLE_CUDA_GRAPHS" and _GRAPH_SIZES in migration.properties:
+        why = f"{_GRAPH_SIZES}={migration.properties[_GRAPH_SIZES]} counts: only older TGI reads it"
+        return Replacement(None, why=why)
     return variable(name, text)
 
 

@@ -45,5 +45,6 @@ async def choosing_lines_of_model(model: "ModelContext") -> AsyncIterator[None]:
 
 def _choose(service: "InferenceService", settings: Settings) -> None:
     asked, log = settings.feature(RequestLogSettings), service.telemetry.request_log
-    log.quiet_paths = frozenset(asked.disable_access_log_for_endpoints or ())
+    named = asked.disable_access_log_for_endpoints or ()
+    log.quiet_paths = frozenset(f"/{path.strip('/')}" for path in named)
     log.is_quiet = asked.disable_uvicorn_access_log

@@ -100,6 +100,17 @@ def test_lifecycle_refuses_unless_healthy(state: State, refusal: tuple[str, int]
     assert caught.value.retry_after_seconds == refusal[1]
 
 
+@pytest.mark.parametrize(("name", "said"), [("model", "The model is"), ("m", "Model m is")])
+def test_refusal_of_the_default_name_is_a_sentence(name: str, said: str) -> None:
+    """SageMaker's folder is /opt/ml/model: `Model model is asleep`."""
+    made = Lifecycle(name)
+    for state in (State.PENDING, State.ASLEEP, State.DRAINING):
+        made.set_state(state)
+        with pytest.raises(NotReadyError, match=f"^{said} "):
+            made.check_ready()
+        made.check_ready((state,))
+
+
 def test_phases_add_up_also_where_a_start_comes_back_to_one() -> None:
     """Their seconds, the running one's included; a restart begins at 0."""
     clock = [100.0]

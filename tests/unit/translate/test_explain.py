@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from lmi_vllm.commands import explain as explain_command
 from lmi_vllm.config.secrets import is_secret, mask_value
 from lmi_vllm.config.vllm_schema import load_release
 from lmi_vllm.demo import DEMO_MODEL_DIR
@@ -308,3 +309,26 @@ def quantized(quantization: object, explained: ExplainRun, folder: Path) -> Expl
     config = {"architectures": ["LlamaForCausalLM"], "quantization_config": quantization}
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     return explained("", {"HF_MODEL_ID": str(folder)})
+
+
+def test_missing_engine_is_a_warning(
+    explained: ExplainRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`explain` needs no vLLM; `serve` on the same machine would end, which nothing said."""
+    said = "vLLM is not installed here"
+    assert not any(said in text for text in explained("", "HF_MODEL_ID=a/b").warnings)
+    monkeypatch.setattr(explain_command, "find_spec", lambda _: None)
+    run = explained("", "HF_MODEL_ID=a/b")
+    assert any(said in text for text in run.warnings)
+    assert not run.errors
+
+
+def test_store_of_adapters_that_is_no_folder_is_a_warning(
+    explained: ExplainRun, tmp_path: Path
+) -> None:
+    """It may be mounted later; an empty one is a store."""
+    environ = {"HF_MODEL_ID": "a/b", "OPTION_ENABLE_LORA": "true"}
+    for place, count in ((tmp_path, 0), (tmp_path / "gone", 1), (f"file://{tmp_path}/gone", 1)):
+        run = explained("", {**environ, "OPTION_ADAPTER_STORE": str(place)})
+        assert sum("is no folder yet" in text for text in run.warnings) == count
+        assert not run.errors

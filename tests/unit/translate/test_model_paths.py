@@ -53,3 +53,15 @@ def test_start_without_a_model_is_said(explained: ExplainRun) -> None:
     assert "serve would stop" in explained().option("model_id")["note"]
     note = explained("", "SERVING_LOAD_MODELS=NONE").option("model_id")["note"]
     assert "starts without a model" in note
+
+
+def test_adapter_of_the_start_without_files_is_found_before_the_engine(
+    explained: ExplainRun, tmp_path: Path
+) -> None:
+    """The engine had loaded first; an id of the hub, or a store, is looked for later."""
+    modules = f"a=/nope b={tmp_path} c=acme/x d=s3://b/x e=file://{tmp_path}/gone"
+    environ = {"HF_MODEL_ID": "a/b", "OPTION_ENABLE_LORA": "true"}
+    run = explained("", {**environ, "OPTION_LORA_MODULES": modules})
+    named = [error for error in run.errors if "lora_modules" in error]
+    assert [error.split("adapter ")[1][0] for error in named] == ["a", "e"]
+    assert "/nope does not exist" in named[0]

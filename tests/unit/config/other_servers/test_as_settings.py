@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from lmi_vllm.assembly import configuration
+from lmi_vllm.commands import explain
 from lmi_vllm.config.other_servers import nim_variables, vllm_flags
 from lmi_vllm.config.other_servers.as_settings import (
     from_flags,
@@ -18,7 +19,7 @@ from lmi_vllm.config.other_servers.as_settings import (
 )
 from lmi_vllm.config.parsers import lora_modules
 from lmi_vllm.config.setting import CommandLine
-from lmi_vllm.config.vllm_schema import VllmArgument, read_release
+from lmi_vllm.config.vllm_schema import VllmArgument, read_release, vllm_argument_names
 from tests.support.assembled import load_settings
 from tests.unit.config.other_servers.test_vllm_flags import RECORDS
 
@@ -276,3 +277,35 @@ def test_every_variable_of_nim_names_one_that_exists() -> None:
     for name, advice in nim_variables._ADVICE.items():
         for word in re.findall(r"OPTION_[A-Z_]+", advice):
             assert OPTIONS.find(word.removeprefix("OPTION_").lower()) is not None, name
+
+
+def test_variables_of_hugging_face_s_image_are_named_where_they_are_on() -> None:
+    """They passed silently, with `--strict` too."""
+    environ = {
+        "HF_ENABLE_LMCACHE": "1", "HF_ENABLE_RUNAI_STREAMER": "0", "HF_LMCACHE_KV_CONFIG": "{}",
+    }  # fmt: skip
+    unknown = of_images(environ, OPTIONS, has_model=True).unknown
+    assert [text.split()[0] for text in unknown] == ["HF_ENABLE_LMCACHE", "HF_LMCACHE_KV_CONFIG"]
+    assert "OPTION_LMCACHE_AUTO_CONFIG" in unknown[0]
+
+
+def test_address_of_two_variables_names_both_in_any_order() -> None:
+    """A variable between them hid the first."""
+    environ = {"SM_VLLM_HOST": "0.0.0.0", "SM_VLLM_SEED": "1", "SM_VLLM_PORT": "9000"}
+    values = {raw.key: raw for raw in from_sagemaker(environ, OPTIONS).values}
+    assert len(values) == 2
+    assert values["SERVING_INFERENCE_ADDRESS"].origin.name == "SM_VLLM_HOST, SM_VLLM_PORT"
+
+
+def test_own_flags_are_suggested_too() -> None:
+    """`--model` was all that `--model-stor` was near to."""
+    (error,) = from_flags(["--model-stor", "/x"], OPTIONS).errors
+    assert "--model-store" in error
+    parser = argparse.ArgumentParser()
+    explain.add_arguments(parser, configuration())
+    serve = argparse.ArgumentParser()
+    explain.add_settings_arguments(serve)
+    own = {*parser._option_string_actions, *serve._option_string_actions}
+    known = {f"--{name.replace('_', '-')}" for name in vllm_argument_names()}
+    ours = {flag for flag in own - known if flag.startswith("--")} - {"--help"}
+    assert ours <= {*vllm_flags.OWN_FLAGS}

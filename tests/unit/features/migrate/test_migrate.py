@@ -533,3 +533,26 @@ def test_tgi_s_own_switch_of_graphs_counts_beside_lmi_s(tmp_path: Path, migrated
     assert "option.enforce_eager=true counts" in reported(tmp_path, migrated, *lines)
     alone = reported(tmp_path, migrated, "HF_MODEL_ID=a/b", "CUDA_GRAPHS=0")
     assert "kept; this server does not read it" in alone
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (["SM_VLLM_MAX_LORAS=2", "OPTION_MAX_LORAS=3"], "option.max_loras=2 counts"),
+        (["SM_VLLM_SEED=2", "OPTION_MAX_LORAS=3"], "sm-vllm does not read it; set it here"),
+        (["SM_VLLM_MAX_NUM_SEQS=2", "OPTION_MAX_ROLLING_BATCH_SIZE=3"], "max_num_seqs=2 counts"),
+    ],
+)
+def test_option_of_ours_beside_another_server_s_is_in_conflict(
+    tmp_path: Path, migrated: Migrate, lines: list[str], said: str
+) -> None:
+    """The report said that it counts, and the file had the other value."""
+    assert said in reported(tmp_path, migrated, "SM_VLLM_MODEL=a/b", *lines)
+
+
+def test_sizes_of_graphs_count_before_the_older_switch(tmp_path: Path, migrated: Migrate) -> None:
+    """Both were written: sizes to capture, and no graphs."""
+    lines = ("MODEL_ID=a/b", "NUM_SHARD=1", "CUDA_GRAPHS=1,2", "ENABLE_CUDA_GRAPHS=false")
+    report = reported(tmp_path, migrated, *lines)
+    assert "option.cudagraph_capture_sizes=1,2 counts" in report
+    assert '"ENABLE_CUDA_GRAPHS": "false"' not in report
