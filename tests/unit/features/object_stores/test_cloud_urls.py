@@ -112,6 +112,7 @@ def _explained(
     "environ",
     [
         {"HF_MODEL_ID": "gs://b/m"},
+        {"SERVING_LOAD_MODELS": "name=gs://b/m"},
         {"HF_MODEL_ID": "x/y", "OPTION_LORA_MODULES": "a=az://c/a",
          "OPTION_ENABLE_LORA": "true"},
         {"HF_MODEL_ID": "x/y", "OPTION_ADAPTER_STORE": "gs://b/a/", "OPTION_ENABLE_LORA": "true"},
