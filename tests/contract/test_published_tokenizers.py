@@ -15,6 +15,10 @@ pytest.importorskip("vllm", reason="needs vLLM: make setup installs it")
 import sentencepiece
 from transformers import AutoTokenizer
 from vllm.tokenizers import get_tokenizer
+from vllm.tokenizers.detokenizer_utils import (
+    convert_ids_list_to_tokens,
+    convert_prompt_ids_to_tokens,
+)
 
 from lmi_vllm.engine.vllm import workarounds
 from lmi_vllm.engine.vllm.names import cached_tokenizer_from_config
@@ -152,6 +156,44 @@ def test_plain_transformers_calls_published_code_in_new_ways(
     with pytest.raises(TypeError) as failed:
         AutoTokenizer.from_pretrained(path, trust_remote_code=True).encode(TEXT)
     assert said in str(failed.value)
+
+
+# As that of Qwen 1: it decodes past `convert_ids_to_tokens`.
+OWN_DECODE = f"""{BASE_FIRST}
+    def _decode(self, token_ids, skip_special_tokens=False, **kwargs):
+        return self.pieces.decode(list(token_ids))
+"""
+BEHIND = 5000  # an id that a model may have, and its tokenizer has not
+
+
+def test_plain_transformers_fails_on_ids_behind_those_of_the_tokenizer(
+    tmp_path: Path, pieces: Path
+) -> None:
+    """Once it does not, the workaround may go."""
+    code = BASE_FIRST.replace("self.load(vocab_file)", "").replace(
+        "        super()", "        self.load(vocab_file)\n        super()"
+    )
+    path = published(tmp_path, pieces, "LateTokenizer", code)
+    found = AutoTokenizer.from_pretrained(path, trust_remote_code=True)
+    with pytest.raises(IndexError):
+        found.decode([BEHIND])
+
+
+@pytest.mark.usefixtures("applied")
+@pytest.mark.parametrize("code", [BASE_FIRST, OWN_DECODE], ids=["base", "own"])
+def test_id_behind_those_of_the_tokenizer_is_an_empty_text(
+    tmp_path: Path, pieces: Path, code: str
+) -> None:
+    """Alone, among others, as a token, and in vLLM's functions for answers."""
+    path = published(tmp_path, pieces, "LateTokenizer", code)
+    found: Any = get_tokenizer(path, trust_remote_code=True)
+    ids = ids_of(pieces)
+    assert found.decode([BEHIND]) == ""
+    assert found.decode([*ids, BEHIND]) == found.decode(ids) == TEXT
+    assert found.convert_ids_to_tokens(BEHIND) == ""
+    assert found.convert_ids_to_tokens([1, BEHIND, 2], skip_special_tokens=True) == [""]
+    assert convert_ids_list_to_tokens(found, [BEHIND, ids[0]])[0] == ""
+    assert convert_prompt_ids_to_tokens(found, [BEHIND, BEHIND])[0] == ["", ""]
 
 
 def test_plain_transformers_leaves_out_the_first_blank(tmp_path: Path, pieces: Path) -> None:

@@ -58,6 +58,10 @@ REPLACED: Final = {
         "tokenizer code written for Transformers 4",
         ALL,
     ),
+    "transformers.tokenization_python:PythonBackend.convert_ids_to_tokens": (
+        "ids behind those of a tokenizer in Python",
+        ALL,
+    ),
     "transformers.convert_slow_tokenizer:SpmConverter.build_tokenizer_from_spm_proto": (
         "the blank before the first word",
         ALL,
@@ -139,6 +143,7 @@ FIELDS_SET: Final = {
     },
     "workarounds/published_tokenizers.py": {  # of a class in a model's folder, and of a tokenizer
         "kind.__init__",
+        "kind._decode",
         "kind._add_tokens",
         "kind._pad",
         "kind.lmi_tokens_to_add",
@@ -236,7 +241,11 @@ PRIVATE_READ: Final = {
         "manager._registered_adapters",
         "worker.model_runner.lora_manager._adapter_manager",
     },
-    "workarounds/published_tokenizers.py": {"kind._add_tokens", "kind._pad"},  # Transformers'
+    "workarounds/published_tokenizers.py": {  # Transformers'
+        "kind._add_tokens",
+        "kind._decode",
+        "kind._pad",
+    },
     "workarounds/tool_calls.py": {"handler._make_response_output_items"},
     "cpu/prompt_logprobs.py": {
         "runner.lora_manager._adapter_manager",

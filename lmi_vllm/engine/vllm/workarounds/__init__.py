@@ -191,6 +191,12 @@ WORKAROUNDS: Final = (
         f"{_PUBLISHED}:test_plain_transformers_calls_published_code_in_new_ways",
     ),
     Workaround(
+        "transformers.tokenization_python:PythonBackend.convert_ids_to_tokens",
+        published_tokenizers.of_any_id,
+        Scope.TOKENIZERS,
+        f"{_PUBLISHED}:test_plain_transformers_fails_on_ids_behind_those_of_the_tokenizer",
+    ),
+    Workaround(
         "transformers.convert_slow_tokenizer:SpmConverter.build_tokenizer_from_spm_proto",
         published_tokenizers.with_its_blank,
         Scope.TOKENIZERS,
