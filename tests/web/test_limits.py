@@ -32,6 +32,12 @@ TOO_MUCH: dict[str, tuple[str, dict[str, Any], int, str]] = {
         424,
         "LMI_MAX_STOP_STRINGS",
     ),
+    "id": (
+        "/v1/completions",
+        {"prompt": "x", "request_id": "i" * 8191},
+        400,
+        "request_id: at most 8190 characters (got 8191)",
+    ),
     "openai n": ("/v1/completions", {"prompt": "x", "n": 3}, 400, "n: at most 2"),
     "openai on /invocations": ("/invocations", {"prompt": "x", "n": 3}, 424, "n: at most 2"),
     "chat grammar": (

@@ -11,6 +11,8 @@ from lmi_vllm.errors import BadParameterError
 from lmi_vllm.web.inference_routes import json_answer, read_body
 
 PAGE_SIZE: Final = 100
+MAX_PARAMETERS: Final = 1024  # of one call; each may have a line in the log
+LONGEST_TEXT: Final = 65536  # characters of one, which an error may repeat
 
 
 async def given_arguments(request: web.Request, names: Collection[str]) -> Mapping[str, Any]:
@@ -19,7 +21,7 @@ async def given_arguments(request: web.Request, names: Collection[str]) -> Mappi
     Of one of `names` given more than once the first counts, of other parameters none.
 
     Raises:
-        BadParameterError: the body is not a JSON object.
+        BadParameterError: the body is not a JSON object, or has too much in it.
     """
     body = await read_body(request)
     fields: dict[str, Any] = {}
@@ -35,7 +37,15 @@ async def given_arguments(request: web.Request, names: Collection[str]) -> Mappi
         for name in request.query
         if name in names or len(request.query.getall(name)) == 1
     }
-    return {**fields, **query}
+    given = {**fields, **query}
+    if len(given) > MAX_PARAMETERS:
+        raise BadParameterError(f"at most {MAX_PARAMETERS} parameters are allowed")
+    for name, value in given.items():
+        if len(name) > LONGEST_TEXT or (isinstance(value, str) and len(value) > LONGEST_TEXT):
+            raise BadParameterError(
+                f"{name:.80}: at most {LONGEST_TEXT} characters of a parameter are allowed"
+            )
+    return given
 
 
 def page_answer(

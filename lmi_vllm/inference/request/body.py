@@ -32,8 +32,10 @@ MAX_CSV_LINES: Final = 1 << 15
 MAX_CSV_COLUMNS: Final = 64
 # Compared after each token, in the engine; the time may grow with the square.
 LONGEST_PATTERN: Final = 128
+LONGEST_ID: Final = 8190  # characters, as in a header: it is in each row of a stream
 _SEQUENCES: Final = ("n", "best_of", "num_beams")
 _STRINGS: Final = ("stop", "stop_sequences", "bad_words")
+_IDS: Final = ("request_id", "session_id")
 _TOKEN_IDS: Final = ("logit_bias", "stop_token_ids", "allowed_token_ids")
 _LOGPROBS: Final = ("logprobs", "top_n_tokens", "prompt_logprobs")
 _NESTING: Final = frozenset({dict, list})
@@ -48,7 +50,7 @@ _GRAMMARS: Final = (
 )  # fmt: skip
 # The fields that `check_limits` reads: most requests have none of them.
 _BOUNDED: Final = frozenset(
-    {*_SEQUENCES, *_STRINGS, *_TOKEN_IDS, *_GRAMMARS, *_CONVERSATIONS, *_MIXED,
+    {*_SEQUENCES, *_STRINGS, *_IDS, *_TOKEN_IDS, *_GRAMMARS, *_CONVERSATIONS, *_MIXED,
      "tokens", "repetition_detection", "text", "tools"}
 )  # fmt: skip
 # Fields of an OpenAI body with one text or several; each text is work of its own.
@@ -232,6 +234,9 @@ def _excesses(given: Mapping[str, Any], limits: RequestLimits) -> Iterator[str]:
         if isinstance(value, (list, dict)) and len(value) > limits.max_logit_bias:
             most = f"{limits.max_logit_bias} entries (LMI_MAX_LOGIT_BIAS)"
             yield f"{name}: at most {most} (got {len(value)})"
+    for name in filter(given.__contains__, _IDS):
+        if isinstance(value := given[name], str) and len(value) > LONGEST_ID:
+            yield f"{name}: at most {LONGEST_ID} characters (got {len(value)})"
     yield from _long_lists(given, limits)
     yield from _large_grammars(given, limits)
 

@@ -258,6 +258,25 @@ async def test_call_with_too_much_text_is_refused(
     assert not engine.adapters
 
 
+BODIES = {
+    "many": {f"p{number}": "1" for number in range(1025)},
+    "text": {"name": "a", "url": "/" + "s" * 65536, "src": "/" + "s" * 65536},
+    "key": {"k" * 65537: "1"},
+}
+
+
+@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
+async def test_call_with_many_or_long_parameters_is_refused(
+    lora: TestClient, caplog: pytest.LogCaptureFixture, body: dict[str, str]
+) -> None:
+    """400,000 names of parameters were as many lines of the log, and held the server for 7 s."""
+    for path in ("/adapters", "/models"):
+        status, answer = await call(lora, "POST", path, json=body)
+        assert (status, len(answer["message"]) < 400) == (400, True)
+        assert "at most" in answer["message"]
+    assert "has no effect" not in caplog.text
+
+
 async def test_longest_name_and_parameters_are_taken(lora: TestClient) -> None:
     """At the bounds; an update cannot pass them."""
     name = "\U0001f600" * 341
