@@ -49,6 +49,7 @@ from lmi_vllm.features import (
     seq2seq,
     sessions,
     speculation,
+    start_steps,
     start_summary,
     text_embedding,
     tgi,
@@ -117,7 +118,8 @@ SERVES: Final[tuple[Serves, ...]] = (
     # Routes: those that `api_docs` describes are before it.
     root_path, management, kserve, tgi, api_docs, console,
     # What watches and reports; traces are sent off once sessions have been copied.
-    error_rates, watchdogs, exporters, load_reports, request_log, start_summary, traces,
+    error_rates, watchdogs, exporters, load_reports, request_log, start_steps, start_summary,
+    traces,
 )  # fmt: skip
 
 

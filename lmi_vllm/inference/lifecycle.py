@@ -41,18 +41,45 @@ _REFUSED: Final = MappingProxyType({
 _NOTHING: Final[Mapping[str, object]] = MappingProxyType({})
 
 
+class Laps:
+    """Seconds spent in each of several parts of a time, one after the other."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._spent: dict[str, float] = {}
+        self._running = ""
+        self._began = 0.0
+
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        """Seconds of each part, the running one included."""
+        if not self._running:
+            return dict(self._spent)
+        running = self._now() - self._began
+        return {**self._spent, self._running: self._spent.get(self._running, 0.0) + running}
+
+    def enter(self, name: str) -> None:
+        """Begin a part, which may have been entered before; none with an empty name."""
+        self._spent, self._running, self._began = dict(self.seconds), name, self._now()
+
+    def clear(self) -> None:
+        """Forget all of it."""
+        self._spent, self._running = {}, ""
+
+
 class StartProgress:
-    """Progress of a start: its phase, the seconds of each phase, and the download."""
+    """Progress of a start: its phase, the seconds of each, the engine's steps, the download."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self.phase = Phase.SETTINGS
+        self.step = ""  # of the engine's phase, as far as its log says
         self.download = _NOTHING  # the last figures of a download, also after its end
         self.progress = _NOTHING  # start of the running phase
         self._now = now
-        self._began = self._phase_began = now()
+        self._began = now()
         self._engine_began: float | None = None
-        self._spent: dict[Phase, float] = {}
-        self._is_running = True
+        self._phases, self._steps = Laps(now), Laps(now)
+        self._phases.enter(self.phase)
 
     @property
     def elapsed_seconds(self) -> float:
@@ -65,21 +92,38 @@ class StartProgress:
         return 0.0 if self._engine_began is None else self._now() - self._engine_began
 
     @property
-    def phase_seconds(self) -> Mapping[Phase, float]:
+    def phase_seconds(self) -> Mapping[str, float]:
         """Seconds of each phase of the last start, the running one included."""
-        if not self._is_running:
-            return dict(self._spent)
-        running = self._now() - self._phase_began
-        return {**self._spent, self.phase: self._spent.get(self.phase, 0.0) + running}
+        return self._phases.seconds
+
+    @property
+    def step_seconds(self) -> Mapping[str, float]:
+        """Seconds of each step of the engine's last start, the running one included."""
+        return self._steps.seconds
 
     def enter(self, phase: Phase) -> None:
         """Enter `phase`; no effect if it is the running one. A phase may be entered again."""
         if phase is self.phase:
             return
-        self._spent, now = dict(self.phase_seconds), self._now()
         if phase is Phase.ENGINE:
-            self._engine_began = now
-        self.phase, self._phase_began, self.progress = phase, now, _NOTHING
+            self._engine_began = self._now()
+        if phase is Phase.ADAPTERS:
+            self._end_step()
+        self._phases.enter(phase)
+        self.phase, self.progress = phase, _NOTHING
+
+    def enter_step(self, step: str, figures: Mapping[str, object]) -> None:
+        """Enter a step of the engine's phase; `figures` are added to those of earlier ones.
+
+        May be called from any thread.
+        """
+        if self.phase in (Phase.ADAPTERS, Phase.WARM_UP):
+            return
+        if step != self.step:
+            self._steps.enter(step)
+            self.step = step
+        if figures:
+            self.progress = {**self.progress, **figures}
 
     def report(self, progress: Mapping[str, object]) -> None:
         """Keep the figures of a running download; may be called from any thread."""
@@ -87,13 +131,20 @@ class StartProgress:
 
     def restart(self) -> None:
         """Restart the clock, at the engine phase."""
-        self._began = self._phase_began = self._engine_began = self._now()
-        self._spent, self._is_running = {}, True
-        self.phase, self.progress = Phase.ENGINE, _NOTHING
+        self._began = self._engine_began = self._now()
+        self._phases.clear()
+        self._steps.clear()
+        self.phase, self.step, self.progress = Phase.ENGINE, "", _NOTHING
+        self._phases.enter(self.phase)
 
     def end(self) -> None:
         """Stop the clock at the end of the start, successful or not."""
-        self._spent, self._is_running = dict(self.phase_seconds), False
+        self._phases.enter("")
+        self._end_step()
+
+    def _end_step(self) -> None:
+        self._steps.enter("")
+        self.step = ""
 
 
 class Lifecycle:
@@ -206,6 +257,8 @@ class Lifecycle:
         entry: dict[str, Any] = {"status": str(self.state)}
         if self.state is State.PENDING:
             entry["phase"] = str(self.start.phase)
+            if self.start.step and self.start.phase is Phase.ENGINE:
+                entry["step"] = self.start.step
             entry["elapsed_seconds"] = round(self.start.elapsed_seconds, 1)
             entry |= self.start.progress
         entry |= self.ping_details

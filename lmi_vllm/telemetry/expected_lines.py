@@ -28,6 +28,12 @@ def is_news(record: logging.LogRecord) -> bool:
     return not record.name.startswith("vllm") or not record.msg.startswith(_EXPECTED)
 
 
+def is_news_on_a_terminal(record: logging.LogRecord) -> bool:
+    """Whether to keep a line where there is room for little."""
+    is_chatter = record.levelno < logging.WARNING and record.name.startswith("vllm")
+    return not is_chatter and is_news(record)
+
+
 def leave_out_expected(
     handler: logging.Handler, environ: Mapping[str, str], *, is_terminal: bool
 ) -> None:
@@ -35,8 +41,5 @@ def leave_out_expected(
 
     Both are there with the level debug, or where VLLM_LOGGING_LEVEL says what vLLM logs.
     """
-    if _LEVEL in environ or logging.getLogger().level < logging.INFO:
-        return
-    handler.addFilter(is_news)
-    if is_terminal:
-        logging.getLogger("vllm").setLevel(logging.WARNING)
+    if _LEVEL not in environ and logging.getLogger().level >= logging.INFO:
+        handler.addFilter(is_news_on_a_terminal if is_terminal else is_news)

@@ -111,6 +111,11 @@ STARTUP_SECONDS: Final = gauge(
     "vLLM counts for the phase `engine` once the files are there.",
     ("phase",),
 )
+STARTUP_STEP_SECONDS: Final = gauge(
+    "lmi_startup_step_seconds",
+    "Seconds of each step of the phase `engine`, as far as vLLM's log tells them.",
+    ("step",),
+)
 DOWNLOAD_BYTES: Final = gauge("lmi_download_bytes", "Bytes of the model that have arrived.")
 DOWNLOAD_BYTES_EXPECTED: Final = gauge(
     "lmi_download_bytes_expected", "Bytes of the model to fetch; 0 without a download."

@@ -60,6 +60,8 @@ def _set_gauges(service: InferenceService) -> None:
     ours.ADAPTERS_LOADED.set(sum(adapter.ref is not None for adapter in adapters))
     for phase, seconds in lifecycle.start.phase_seconds.items():
         ours.STARTUP_SECONDS.labels(str(phase)).set(seconds)
+    for step, seconds in lifecycle.start.step_seconds.items():
+        ours.STARTUP_STEP_SECONDS.labels(step).set(seconds)
     for name, gauge in DOWNLOAD.items():  # as in `/ping`; the last figures stay
         number = lifecycle.start.download.get(name)
         gauge.set(number if isinstance(number, int | float) else 0)

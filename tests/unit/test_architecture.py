@@ -78,7 +78,7 @@ LIBRARIES = {
 # Besides cli.py: what vLLM is told through the environment, and what its child processes read.
 ENVIRONMENT = (
     r"(cli|features/image/(__main__|commands))\.py|commands/serve\.py"
-    r"|engine/vllm/(configuration|start|processes|cpu/compilation|workarounds/model_scripts)\.py"
+    r"|engine/vllm/(configuration|start|start_steps|processes|cpu/compilation|workarounds/model_scripts)\.py"
 )
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import ctypes
 import logging
+import sys
 from collections.abc import MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
@@ -51,6 +52,8 @@ def check_libraries() -> None:
 def import_vllm(arguments: EngineArguments) -> "VllmArguments":
     """Import the engine and check its arguments now, not after the download; return those."""
     check_libraries()
+    if "vllm" not in sys.modules:
+        logger.info("importing vLLM")
     with imports_without_collections():
         hide_unfit_companions()
         from lmi_vllm.engine.vllm.start import check_arguments

@@ -24,6 +24,7 @@ from typing import Final, TypeVar
 
 from lmi_vllm.engine.vllm.parts import ProcessParts
 from lmi_vllm.engine.vllm.signals import block_ending_signals, heed_only_the_parent
+from lmi_vllm.engine.vllm.start_steps import watch_as_the_server
 from lmi_vllm.engine.vllm.workarounds import Scope, apply_to_the_end
 from lmi_vllm.engine.vllm.workarounds.not_finite import is_expected
 from lmi_vllm.telemetry.expected_lines import leave_out_expected
@@ -206,6 +207,7 @@ def log_as_the_server() -> None:
             "json" if kind == "json" else "text", level, count_dropped=count
         )
         leave_out_expected(handler, os.environ, is_terminal=is_terminal)
+        watch_as_the_server(handler, os.environ)
 
 
 def keep_bars_out_of_the_log() -> None:

@@ -194,6 +194,7 @@ def _model_state(service: InferenceService) -> dict[str, Any]:
         "model": lifecycle.model_name if lifecycle.has_model else "",
         "state": str(lifecycle.state),
         "phase": str(lifecycle.start.phase),
+        "step": lifecycle.start.step,
         "elapsed_seconds": lifecycle.start.elapsed_seconds,
         "phases": [{"name": str(phase), "seconds": seconds.get(phase)} for phase in Phase],
         "download": dict(lifecycle.start.download),

@@ -3,7 +3,7 @@
 import contextlib
 import json
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -47,6 +47,7 @@ class StartSummary:
                 for name, value in plan.shown_arguments.items()
             },
             "phase_seconds": self._phases(),
+            "step_seconds": self._steps(),
             "adapters": [adapter.name for adapter in self.service.registered_adapters],
             "queue_limit": self.service.queue.limit,
             "url": self.url,
@@ -58,13 +59,14 @@ class StartSummary:
         plan, origin_of = self.plan, self.plan.arguments.origin_of
         source = _origin(origin_of("model"))
         phases = self._phases()
-        spent = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in phases.items())
+        spent, steps = _durations(phases), _durations(self._steps())
         return [
             f"lmi_vllm {__version__} serves {plan.model.name}",
             f"  model from {mask_urls(plan.model.reference)}  ({source})",
             *self._argument_lines(),
             f"  adapters: {self._adapters()}; queue: {self.service.queue.limit} slots",
             f"  start: {spent}; {sum(phases.values()):.1f} s together",
+            *([f"  engine: {steps}"] if steps else []),
         ]
 
     def _argument_lines(self) -> list[str]:
@@ -94,6 +96,14 @@ class StartSummary:
     def _phases(self) -> dict[str, float]:
         seconds = self.service.lifecycle.start.phase_seconds
         return {str(phase): round(value, 3) for phase, value in seconds.items()}
+
+    def _steps(self) -> dict[str, float]:
+        seconds = self.service.lifecycle.start.step_seconds
+        return {step: round(value, 3) for step, value in seconds.items()}
+
+
+def _durations(seconds: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {spent:.1f} s" for name, spent in seconds.items())
 
 
 def _shown(value: object) -> str:

@@ -126,6 +126,10 @@ class StartCard {
       say(step.time, spent === null || spent === undefined ? "" : seconds(spent));
       step.bar.hidden = !isCurrent;
       this.progress(step, isCurrent && name === "download" ? state.download : {});
+      if (isCurrent && name === "engine" && state.step) {
+        step.detail.hidden = false;
+        say(step.detail, state.step);
+      }
     }
   }
 

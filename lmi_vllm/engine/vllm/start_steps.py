@@ -1,0 +1,104 @@
+"""The steps of an engine's start, as records of vLLM's log tell them in any of its processes.
+
+This module imports no vLLM: the server reads the steps before it is there.
+"""
+
+import contextlib
+import logging
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+import orjson
+
+# Where a process that was not forked writes its steps.
+STEPS_VARIABLE: Final = "LMI_VLLM_START_STEPS"
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A message of vLLM 0.31 to 0.33 with which a step begins; groups of the text are figures."""
+
+    text: re.Pattern[str]
+    step: str
+
+
+def _mark(step: str, text: str) -> Mark:
+    return Mark(re.compile(text), step)
+
+
+# In the order of a start: a step is never followed by an earlier one.
+FIRST: Final = "import"
+MARKS: Final = (
+    _mark(FIRST, r"^importing vLLM$"),
+    _mark("configuration", r"^Resolved architecture"),
+    _mark("set-up", r"^Initializing a V1 LLM engine"),
+    _mark("weights", r"^Starting to load model"),
+    _mark("weights", r"checkpoint shards.*?\b(?P<weight_files>\d+)/(?P<weight_files_total>\d+)"),
+    _mark("profile", r"^Loading weights took"),
+    _mark("profile", r"^Model loading took (?P<weights_gib>[\d.]+) GiB"),
+    _mark("compilation", r"Starting torch\.compile|^Warming up model for the compilation"),
+    _mark("compilation", r"Directly load the compiled graph"),
+    _mark("KV cache", r"^Available KV cache memory: (?P<kv_cache_gib>[\d.]+) GiB"),
+    _mark("KV cache", r"KV cache size: (?P<kv_cache_tokens>[\d,]+) tokens"),
+    _mark("graphs", r"Capturing CUDA graphs.*?\b(?P<graphs>\d+)/(?P<graphs_total>\d+)"),
+    _mark("graphs", r"^Graph capturing finished"),
+    _mark("application", r"^init engine \("),
+)
+ORDER: Final[Mapping[str, int]] = MappingProxyType(
+    {step: place for place, step in enumerate(dict.fromkeys([FIRST, *(m.step for m in MARKS)]))}
+)
+_LOGGERS: Final = ("vllm.", "tqdm", "lmi_vllm.engine.vllm.factory")
+
+
+def step_of(record: logging.LogRecord) -> tuple[str, Mapping[str, float]] | None:
+    """Return the step that a record begins or is within, and its figures; None for most."""
+    if not record.name.startswith(_LOGGERS):
+        return None
+    text = record.getMessage()
+    for mark in MARKS:
+        if found := mark.text.search(text):
+            figures = {
+                name: float(value.replace(",", "")) for name, value in found.groupdict().items()
+            }
+            return mark.step, figures
+    return None
+
+
+class StepWriter(logging.Filter):
+    """Writes the steps of this process and of those forked from it to a pipe; drops no record."""
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__()
+        self._descriptor = descriptor
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Write a step in one line, which never waits: a full pipe has no room for it."""
+        if (found := step_of(record)) is not None:
+            with contextlib.suppress(OSError):  # full, or the server is gone
+                os.write(self._descriptor, orjson.dumps(found) + b"\n")
+        return True
+
+    def watch(self, handler: logging.Handler) -> None:
+        """See every record of a handler, before a filter of its that drops some."""
+        handler.filters.insert(0, self)
+
+
+@contextlib.contextmanager
+def named_for_children(descriptor: int) -> Iterator[None]:
+    """Let processes that are not forked find the pipe while the body runs."""
+    os.environ[STEPS_VARIABLE] = f"/proc/{os.getpid()}/fd/{descriptor}"
+    try:
+        yield
+    finally:
+        del os.environ[STEPS_VARIABLE]
+
+
+def watch_as_the_server(handler: logging.Handler, environ: Mapping[str, str]) -> None:
+    """Write the steps of a process that was not forked; nothing without the server's pipe."""
+    with contextlib.suppress(KeyError, OSError):  # on another machine, without /proc
+        descriptor = os.open(environ[STEPS_VARIABLE], os.O_WRONLY | os.O_NONBLOCK)
+        StepWriter(descriptor).watch(handler)

@@ -1,0 +1,13 @@
+"""What an engine that starts is doing: the steps that vLLM's log tells, in `/ping` and the log."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lmi_vllm.server.builder import ServerBuilder
+
+
+def serve(s: "ServerBuilder") -> None:
+    """Add to the server."""
+    from lmi_vllm.features.start_steps.reading import reading_steps
+
+    s.lifespan(reading_steps)
