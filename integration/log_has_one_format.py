@@ -23,6 +23,13 @@ def test_lines_are_json_without_a_terminal(demo_server: RunningServer) -> None:
     assert list(start["phase_seconds"]) == [
         "settings", "download", "engine", "adapters", "warm-up",
     ]  # fmt: skip
+    # From the server's process, which the tests fork with vLLM imported, then from the engine's.
+    assert list(start["step_seconds"]) == [
+        "configuration", "set-up", "weights", "profile", "KV cache", "application",
+    ]  # fmt: skip
+    assert sum(start["step_seconds"].values()) <= start["phase_seconds"]["engine"] + 1
+    steps = [line["step"] for line in server.log if "step" in line]
+    assert steps == list(start["step_seconds"])
     assert start["adapters"] == ["capitals", "json"]
     assert start["curl"].startswith(f"curl -s {demo_server.url}/invocations")
 

@@ -11,6 +11,7 @@ import pytest
 from integration.client import call
 from integration.conftest import StartServer
 from lmi_vllm.demo import DEMO_MODEL_DIR
+from lmi_vllm.engine.vllm.start_steps import ORDER
 from tests.support.slowdown import slowdown
 
 PHASES = ["settings", "download", "engine", "adapters", "warm-up"]
@@ -25,6 +26,7 @@ def test_ping_is_503_with_phases_until_a_real_token(server_process: StartServer)
     server = server_process("--demo", "--port", "0")
     url = server.wait_listening()
     seen: list[str] = []
+    steps: dict[str, None] = {}
     while True:
         before, asked = slowdown(), time.monotonic()
         answer = call(url, "/ping")
@@ -36,6 +38,7 @@ def test_ping_is_503_with_phases_until_a_real_token(server_process: StartServer)
         (entry,) = answer.json().values()
         assert entry["status"] == "PENDING"
         assert entry["elapsed_seconds"] >= 0
+        steps |= dict.fromkeys([entry["step"]] if "step" in entry else [])
         if entry["phase"] not in seen:
             seen.append(entry["phase"])
             refused = call(url, "/invocations", {"inputs": "x"})
@@ -45,6 +48,8 @@ def test_ping_is_503_with_phases_until_a_real_token(server_process: StartServer)
                 assert refused.json()["type"] == "ServiceUnavailableException"
     assert seen == [phase for phase in PHASES if phase in seen]
     assert "engine" in seen
+    assert steps
+    assert list(steps) == sorted(steps, key=lambda step: ORDER[step])
     assert answer.json() == {"model": {"status": "Healthy"}}
     server.wait_ready(1)
 

@@ -113,7 +113,7 @@ STARTUP_SECONDS: Final = gauge(
 )
 STARTUP_STEP_SECONDS: Final = gauge(
     "lmi_startup_step_seconds",
-    "Seconds of each step of the phase `engine`, as far as vLLM's log tells them.",
+    "Seconds of each step of the phase `engine`, as far as vLLM's log reports them.",
     ("step",),
 )
 DOWNLOAD_BYTES: Final = gauge("lmi_download_bytes", "Bytes of the model that have arrived.")

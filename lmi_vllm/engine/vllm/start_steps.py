@@ -1,4 +1,4 @@
-"""The steps of an engine's start, as records of vLLM's log tell them in any of its processes.
+"""The steps of an engine's start, read from records of vLLM's log in any of its processes.
 
 This module imports no vLLM: the server reads the steps before it is there.
 """

@@ -1,4 +1,4 @@
-"""What an engine that starts is doing: the steps that vLLM's log tells, in `/ping` and the log."""
+"""What an engine that starts is doing: its steps, read from vLLM's log."""
 
 from typing import TYPE_CHECKING
 
