@@ -1,6 +1,7 @@
 """Calls of tools: a cut answer is the same in both forms, and forced calls are bound."""
 
 import json
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from vllm.tokenizers import get_tokenizer
 
 from lmi_vllm.demo import DEMO_MODEL_DIR
 from lmi_vllm.engine.vllm.workarounds import tool_calls
+from lmi_vllm.engine.vllm.workarounds.client_faults import leave_out_faults_of_clients
 from lmi_vllm.engine.vllm.workarounds.parsers import Alarm, limited
 
 pytestmark = pytest.mark.vllm
@@ -142,6 +144,44 @@ def test_plain_vllm_reads_a_cut_call_as_text(tokenizer: Any) -> None:
     text = f"{HERMES}\n{HERMES[:40]}"
     plain = ParserManager.get_parser("hermes", enable_auto_tools=True)(tokenizer, REQUEST.tools)
     assert plain.parse(text, REQUEST, enable_auto_tools=True)[1:] == (text, None)
+
+
+def unread(tokenizer: Any) -> None:
+    """Let a parser read a call that is no JSON, and one that is no object, in both forms."""
+    for text in ('<tool_call>\n{"name": "look", arg\n</tool_call>', "<tool_call>\n5\n</tool_call>"):
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        plain = ParserManager.get_parser("hermes", enable_auto_tools=True)(tokenizer, REQUEST.tools)
+        assert plain.parse(text, REQUEST, enable_auto_tools=True)[1:] == (text, None)
+        streamed(tokenizer, "hermes", ids)
+
+
+@pytest.fixture
+def parser_log() -> Iterator[logging.Logger]:
+    """The logger of the parser as vLLM has it: another test's server may have changed it."""
+    logger = logging.getLogger("vllm.tool_parsers.hermes_tool_parser")
+    kept, logger.filters = logger.filters, []
+    yield logger
+    logger.filters = kept
+
+
+def test_call_that_is_no_json_is_not_logged(
+    tokenizer: Any, parser_log: logging.Logger, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What a parser fails on for another reason is."""
+    leave_out_faults_of_clients()
+    unread(tokenizer)
+    assert caplog.records == []
+    parser_log.error("ours", exc_info=OSError("ours"))
+    assert {record.message for record in caplog.records} == {"ours"}
+
+
+@pytest.mark.usefixtures("parser_log")
+def test_plain_vllm_logs_a_call_that_is_no_json_with_its_traceback(
+    tokenizer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`client_faults.py`: a client can have such a text written."""
+    unread(tokenizer)
+    assert caplog.records[0].exc_info
 
 
 def schema_of(kind: Any, tokenizer: Any, request: Any) -> Any:

@@ -38,7 +38,7 @@ from lmi_vllm.engine.vllm.names import DeltaMessage, FunctionCall
 _CUT: Final[ContextVar[tuple[Any, ...]]] = ContextVar("cut answers", default=())
 _LENGTH: Final = "length"
 _TOOL_CALLS: Final = '"finish_reason":"tool_calls"'  # in an event of a stream
-_UNREAD: Final = (AttributeError, LookupError, TypeError, ValueError)  # where a call is no JSON
+UNREAD: Final = (AttributeError, LookupError, TypeError, ValueError)  # where a call is no JSON
 # What says of a schema which kind of value it describes.
 _KINDS: Final = ("type", "$ref", "anyOf", "oneOf", "allOf", "enum", "const")
 SINGLE_TOKENS: Final = 256  # at the end of a cut answer, where its last calls are
@@ -89,7 +89,7 @@ class CallsReadAlike:
             return parse(model_output, *more, **named)
         read = self._read_as_a_stream(model_output, request, list(ids))
         if not read.calls:
-            with contextlib.suppress(*_UNREAD):
+            with contextlib.suppress(*UNREAD):
                 return parse(model_output, *more, **named)
         content = "".join(read.content) or None
         return "".join(read.reasoning) or None, content, list(read.calls.values())
