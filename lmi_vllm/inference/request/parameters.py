@@ -195,7 +195,7 @@ class UnreadNames:
     def warn(self, names: Iterable[str], kind: str = "parameter") -> None:
         """Log one warning for each name that is new."""
         for name in names:
-            if len(self._seen) >= self.most or (key := f"{kind} {name}") in self._seen:
+            if len(self._seen) >= self.most or (key := f"{kind} {name:.80}") in self._seen:
                 continue
             self._seen.add(key)
             logger.warning("request %s %.80r has no effect", kind, name)  # a client's text

@@ -331,6 +331,13 @@ def test_parameters_without_effect_are_warned_of_once(caplog: pytest.LogCaptureF
     assert "no further" in caplog.messages[-1]
 
 
+def test_long_name_without_effect_is_not_kept_whole() -> None:
+    """1000 names of 60 MB would be 60 GB that are never freed."""
+    names = UnreadNames()
+    names.warn(["x" * 100_000])
+    assert [len(name) < 100 for name in names._seen] == [True]
+
+
 def test_parameters_every_known_name_is_tested() -> None:
     """A parameter added to the class must be added to a table of this file."""
     later = {"stream", "logprobs", "priority", "top_n_tokens", "n", "best_of", "num_beams"}
