@@ -31,6 +31,7 @@ from lmi_vllm.config.setting import (
 from lmi_vllm.config.variable_names import (
     ARGUMENT_PREFIX,
     OPTION_PREFIX,
+    SAGEMAKER_PREFIX,
     SERVING_PREFIX,
     option_key,
 )
@@ -38,8 +39,11 @@ from lmi_vllm.demo import DEMO_MODEL_DIR
 from lmi_vllm.messages import Origin, OriginKind
 
 IMAGE_ADDRESS: Final = "http://0.0.0.0:8080"  # SERVING_INFERENCE_ADDRESS of our images
+_SAGEMAKER_FOLDER: Final = "/opt/ml/model"
+_LMI_NAME: Final = "lmi"  # of a model whose names are not set
 _ADDRESS: Final = "inference_address"
 _MODEL_ID: Final = f"{FILE_PREFIX}model_id"
+_SERVED_NAMES: Final = f"{FILE_PREFIX}served_model_name"
 
 
 def model_sources(
@@ -62,7 +66,9 @@ def model_sources(
         images=_of_model(images.values),
         late=_late_variables(environ),
     )
-    return (*named, *_sources(defaults=_vllm_defaults(named, command_line.vllm.defaults)))
+    defaults = tuple(_vllm_defaults(named, command_line.vllm.defaults))
+    defaults = defaults or tuple(_sagemaker_names(named, environ))
+    return (*named, *_sources(defaults=defaults))
 
 
 def server_sources(
@@ -98,7 +104,22 @@ def _vllm_defaults(named: Iterable[Source], defaults: tuple[RawValue, ...]) -> I
     model = next((raw for raw in _values(named) if raw.key == _MODEL_ID and raw.text), None)
     if defaults and model is not None:
         name = json.dumps([model.text])
-        yield RawValue(f"{FILE_PREFIX}served_model_name", name, defaults[0].origin)
+        yield RawValue(_SERVED_NAMES, name, defaults[0].origin)
+
+
+def _sagemaker_names(named: Iterable[Source], environ: Mapping[str, str]) -> Iterator[RawValue]:
+    """The names of a model beside `SM_VLLM_*`: vLLM's own first, which clients of AWS's image send.
+
+    Its script names the model by its id, or by SageMaker's folder.
+    """
+    given = {raw.key for raw in _values(named)}
+    is_ours = not any(name.startswith(SAGEMAKER_PREFIX) for name in environ)
+    if is_ours or _SERVED_NAMES in given:
+        return
+    model = next((raw.text for raw in _values(named) if raw.key == _MODEL_ID and raw.text), None)
+    names = json.dumps([model or _SAGEMAKER_FOLDER, _LMI_NAME])
+    origin = Origin(OriginKind.VARIABLE, f"{SAGEMAKER_PREFIX}* without SERVED_MODEL_NAME")
+    yield RawValue(_SERVED_NAMES, names, origin)
 
 
 def _values(sources: Iterable[Source]) -> Iterator[RawValue]:

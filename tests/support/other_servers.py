@@ -136,6 +136,14 @@ DEPLOYMENTS: Final = (
         "http://0.0.0.0:8080",
     ),
     Deployment(
+        "aws: the image's guide, with the address that it demands; no port from the platform",
+        (),
+        {"SM_VLLM_MODEL": "{model}", "SM_VLLM_HOST": "0.0.0.0", "SM_VLLM_MAX_MODEL_LEN": "512"},
+        {"max_model_len": 512},
+        ("{model}", "lmi"),
+        "http://0.0.0.0:8080",
+    ),
+    Deployment(
         "aws: the same script, whose entry is vLLM's module",
         ("python3", "-m", "vllm.entrypoints.openai.api_server", "--port", "8080", "--model",
          "{model}", "--max-model-len", "512"),

@@ -309,3 +309,25 @@ def test_own_flags_are_suggested_too() -> None:
     known = {f"--{name.replace('_', '-')}" for name in vllm_argument_names()}
     ours = {flag for flag in own - known if flag.startswith("--")} - {"--help"}
     assert ours <= {*vllm_flags.OWN_FLAGS}
+
+
+@pytest.mark.parametrize(
+    ("environ", "names"),
+    [
+        ({"SM_VLLM_MODEL": "acme/x"}, ["acme/x", "lmi"]),
+        ({"SM_VLLM_SEED": "1", "HF_MODEL_ID": "acme/x"}, ["acme/x", "lmi"]),
+        ({"SM_VLLM_SEED": "1"}, ["/opt/ml/model", "lmi"]),
+        ({"SM_VLLM_MODEL": "acme/x", "SM_VLLM_SERVED_MODEL_NAME": "a"}, ["a"]),
+        ({"SM_VLLM_MODEL": "acme/x", "OPTION_SERVED_MODEL_NAME": "a"}, ["a"]),
+        ({"HF_MODEL_ID": "acme/x"}, None),
+    ],
+)
+def test_model_of_aws_s_image_has_the_name_that_its_clients_send(
+    environ: dict[str, str], names: list[str] | None, tmp_path: Path
+) -> None:
+    """Each request with `"model": "acme/x"` was 404 once the image was replaced."""
+    settings = load_settings(environ, CommandLine(model_store=str(tmp_path)))
+    assert settings.model.served_model_name == names
+    assert not settings.warnings
+    setting = settings.model.details.served_model_name
+    assert "Hides" not in setting.note
