@@ -11,10 +11,10 @@ def configure(c: "ConfigurationBuilder") -> None:
     from lmi_vllm.features.retired_options.options import (
         DroppedArguments,
         ForeignOptions,
-        JavaServerKeys,
+        UnusedNames,
     )
     from lmi_vllm.features.retired_options.rules import legacy_arguments, legacy_lengths
     from lmi_vllm.translate.draft import RulePhase
 
-    c.settings(ForeignOptions, DroppedArguments, JavaServerKeys)
+    c.settings(ForeignOptions, DroppedArguments, UnusedNames)
     c.rule(RulePhase.WRITTEN, legacy_arguments, legacy_lengths)

@@ -6,13 +6,13 @@ from lmi_vllm.config.options.row import EffectWord, Option, Rows
 from lmi_vllm.features.retired_options.options import (
     DroppedArguments,
     ForeignOptions,
-    JavaServerKeys,
+    UnusedNames,
 )
 from tests.support.assembled import load_settings
 from tests.unit.config.test_option_tables import ABSENT, Row, check_row
 from tests.unit.conftest import ExplainRun
 
-ALL = (*ForeignOptions.rows, *DroppedArguments.rows, *JavaServerKeys.rows)
+ALL = (*ForeignOptions.rows, *DroppedArguments.rows, *UnusedNames.rows)
 ROWS = Rows.of(row for row in ALL if row.effect.word in (EffectWord.WARNS, EffectWord.NONE))
 
 
