@@ -3,17 +3,18 @@
 import asyncio
 import contextlib
 import functools
+import hashlib
 import itertools
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
 from lmi_vllm.adapters import source_threads
 from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.adapters.source_threads import SourceThreads
-from lmi_vllm.adapters.versions import version_of
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import AdapterRefusedError
 from lmi_vllm.hooks import NO_HOOKS, Hooks
@@ -230,3 +231,25 @@ def shielded(
 def _log_refusal(task: asyncio.Task[Any]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
         logger.info("adapter call refused: %s", error)
+
+
+_CODE_FILE: Final = "model.py"  # code may import and read what lies in folders, too
+_COMPILED: Final = "__pycache__"  # Python's own, written by an import
+
+
+def version_of(path: str) -> str:
+    """Return a digest of the folder and of each file's name, number, size and times."""
+    folder = Path(path)
+    has_code = (folder / _CODE_FILE).exists()
+    found = [str(folder)]
+    for file in sorted(folder.rglob("*") if has_code else folder.glob("*")):
+        if _COMPILED in file.parts:
+            continue
+        try:
+            status = file.stat()
+        except OSError:  # it has gone, or is a link to nothing
+            continue
+        if not file.is_dir():
+            times = (status.st_mtime_ns, status.st_ctime_ns)
+            found.append(f"{file}\0{status.st_ino}\0{status.st_size}\0{times}")
+    return hashlib.sha256("\0\0".join(found).encode("utf-8", "surrogateescape")).hexdigest()

@@ -4,7 +4,7 @@ An adapter of the model directory that fails ends the start.
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Container, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -12,19 +12,19 @@ from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.adapters.copies import FetchedCopies
 from lmi_vllm.adapters.hooks import AdapterHooks
 from lmi_vllm.adapters.loads import LoadCode
-from lmi_vllm.adapters.registry import AdapterRegistry, no_hooks
+from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.adapters.source import AdapterPolicy, AdapterSources, local_adapters
 from lmi_vllm.checks.base_model import describe_base
 from lmi_vllm.checks.chat_templates import own_chat_template
-from lmi_vllm.checks.secure_mode import SecurityChecks
 from lmi_vllm.config.secrets import mask_urls
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import AdapterCapacityError, EngineMemoryError, LmiError, ModelSourceError
 from lmi_vllm.messages import ModelArtifacts
+from lmi_vllm.server.context import ModelContext
 from lmi_vllm.server.model_files import ReadyFiles
 from lmi_vllm.sources.local import is_directory, is_file
-from lmi_vllm.translate.configuration import Configuration
+from lmi_vllm.translate.configuration import Configuration, SecurityChecks
 
 logger = logging.getLogger(__name__)
 
@@ -34,11 +34,9 @@ DEFAULT_MAX_LORA_RANK = 16
 async def load_adapters(
     ready: ReadyFiles,
     configuration: Configuration,
-    environ: Mapping[str, str],
+    context: ModelContext,
     engine: Engine,
-    *,
     load_code: LoadCode,
-    hooks: Callable[[AdapterRegistry, AdapterSources], AdapterHooks],
 ) -> AdapterRegistry:
     """Return the registry with every adapter of this start loaded, those of features last.
 
@@ -55,7 +53,7 @@ async def load_adapters(
     named = settings.model.lora_modules or {}
     paths = {name: Path(source) for name, source in named.items() if is_directory(source)}
     _refuse_twice(local, named)
-    sources = _sources(ready, configuration, environ, {**local, **paths})
+    sources = _sources(ready, configuration, context.environ, {**local, **paths})
     registry = AdapterRegistry(
         engine,
         sources.resolve,
@@ -64,20 +62,34 @@ async def load_adapters(
         slots=profile.adapter_slots,
         load_code=load_code,
         release=sources.release,
-        hooks=(lambda registry: hooks(registry, sources)) if profile.enable_lora else no_hooks,
+        hooks=lambda registry: _hooks(context, registry, sources),
     )
     if not profile.enable_lora:
         return registry
     _warn_of_hidden(model, brought, local)
-    for name, path in local.items():
-        await _register(registry, f"local adapter {name}", Adapter(name, str(path), is_local=True))
-    for name, source in named.items():
-        stated = f"lora_modules ({settings.model.details.lora_modules.origin}): adapter {name}"
-        is_local = name in paths
-        await _register(registry, stated, Adapter(name, source, is_local=is_local))
+    for stated, adapter in _stated(settings, local, named, paths):
+        await _register(registry, stated, adapter)
     for begin in registry.hooks.begin:
         await begin()
     return registry
+
+
+def _hooks(
+    context: ModelContext, registry: AdapterRegistry, sources: AdapterSources
+) -> AdapterHooks:
+    return context.adapter_hooks(registry, sources) if registry.is_enabled else AdapterHooks()
+
+
+def _stated(
+    settings: Settings, local: Mapping[str, Path], named: Mapping[str, str], paths: Container[str]
+) -> Iterator[tuple[str, Adapter]]:
+    """Yield the adapters of the model directory and of lora_modules, and how errors name them."""
+    for name, path in local.items():
+        yield f"local adapter {name}", Adapter(name, str(path), is_local=True)
+    origin = settings.model.details.lora_modules.origin
+    for name, source in named.items():
+        adapter = Adapter(name, source, is_local=name in paths)
+        yield f"lora_modules ({origin}): adapter {name}", adapter
 
 
 async def _register(registry: AdapterRegistry, stated: str, adapter: Adapter) -> None:

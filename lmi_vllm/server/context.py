@@ -125,6 +125,7 @@ class ModelContext:
     environ: Mapping[str, str]
     sources: Sources
     is_first: bool = True
+    publish: Publish | None = None  # sends further processes what requests find
     steps: ModelSteps = field(default_factory=ModelSteps)
     # Called with the model's adapters as their registry is made, and with the sources that find and
     # check their files. A further process has no sources.
@@ -153,14 +154,11 @@ class ModelContext:
         await self._parts.aclose()
 
     def adapter_hooks(
-        self,
-        registry: AdapterRegistry,
-        sources: AdapterSources | None,
-        publish: Publish | None = None,
+        self, registry: AdapterRegistry, sources: AdapterSources | None
     ) -> AdapterHooks:
         """What features do about the adapters of one model, and `publish`."""
         made = [make(registry, sources) for make in self.on_adapters]
-        return functools.reduce(operator.or_, made, AdapterHooks(publish=publish))
+        return functools.reduce(operator.or_, made, AdapterHooks(publish=self.publish))
 
 
 @dataclass(frozen=True, slots=True)

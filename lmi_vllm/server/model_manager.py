@@ -135,8 +135,9 @@ class ModelManager:
         context, policy = self._context, FailurePolicy.of(settings)
         service = context.service
         model = ModelContext(
-            service, settings, plan.arguments, context.environ, context.configuration.sources
-        )
+            service, settings, plan.arguments, context.environ, context.configuration.sources,
+            publish=context.processes.publish,
+        )  # fmt: skip
         await model.enter(self._parts)
         service.lifecycle.expect_model(plan.model.name, hides_failure=policy.hides_failure)
         service.queue.resize(settings.server.job_queue_size)  # the model may have it

@@ -4,7 +4,6 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from functools import partial
 
 from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.engine.base import Engine
@@ -116,12 +115,7 @@ class ModelStart:
             self._code = await self._load_code(engine, ready)
         if adapters is None:
             adapters = await load_adapters(
-                ready,
-                self._context.configuration,
-                self._context.environ,
-                engine,
-                load_code=self._code.load_adapter,
-                hooks=partial(self.model.adapter_hooks, publish=processes.publish),
+                ready, self._context.configuration, self.model, engine, self._code.load_adapter
             )
         else:
             await adapters.move_to(engine)

@@ -34,13 +34,12 @@ from lmi_vllm.messages import (
 from lmi_vllm.sources.local import is_directory, is_file
 from lmi_vllm.sources.table import Sources
 from lmi_vllm.translate import rules as engine_rules
-from lmi_vllm.translate.compilation import compile_if_possible
 from lmi_vllm.translate.devices import Devices
 from lmi_vllm.translate.draft import ArgumentDraft, Rule, RulePhase
-from lmi_vllm.translate.heads import offer_sizes, refuse_size
 from lmi_vllm.translate.model_files import CHECKPOINT_RULES
 from lmi_vllm.translate.model_paths import named_adapters, named_files
-from lmi_vllm.translate.parallel import assign_devices
+from lmi_vllm.translate.parallel import assign_devices, offer_sizes, refuse_size
+from lmi_vllm.translate.rules import compile_if_possible
 from lmi_vllm.translate.serving_profile import build_serving_profile
 
 # What is known of a model's files before they are fetched.

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
+from typing import Protocol
 
 from lmi_vllm.checks.model import OwnEngine, OwnEngines
 from lmi_vllm.checks.model_config import ModelFiles, read_model_files
-from lmi_vllm.checks.secure_mode import SecurityChecks
 from lmi_vllm.config.listen import MakeTls
 from lmi_vllm.config.load import load_settings
 from lmi_vllm.config.option_table import OptionTable
@@ -23,6 +24,22 @@ from lmi_vllm.translate.explain import ExplainedDefaults, Explanation, explain
 
 # Warnings of users' code, without running it; a StartupError where it cannot be loaded.
 CheckCode = Callable[[Settings, ModelArtifacts], tuple[str, ...]]
+
+
+class SecurityChecks(Protocol):
+    """Secure mode: lists every violation instead of raising; none if it is off."""
+
+    def start_violations(
+        self, settings: Settings, environ: Mapping[str, str], directory: Path | None
+    ) -> tuple[str, ...]:
+        """The violations of a start; `directory` is the model's, if there is one."""
+        ...
+
+    def adapter_violations(self, settings: Settings, folder: Path) -> tuple[str, ...]:
+        """The violations in the folder of one adapter."""
+        ...
+
+
 # Errors of a local model's files, which a start finds before the engine, too.
 CheckFiles = Callable[[Settings, ModelArtifacts], tuple[str, ...]]
 MakeSecurity = Callable[[OptionTable], SecurityChecks]

@@ -164,7 +164,7 @@ class ClientModel:
             is_enabled=profile.enable_lora,
             reserved_names=profile.served_names,
             slots=profile.adapter_slots,
-            hooks=partial(model.adapter_hooks, sources=None),
+            hooks=lambda registry: model.adapter_hooks(registry, None),
         )
         for begin in self._adapters.hooks.begin:
             await begin()

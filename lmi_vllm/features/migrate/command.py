@@ -4,8 +4,9 @@ import argparse
 import json
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 from lmi_vllm.commands.explain import write_answer
 from lmi_vllm.config.other_servers.tgi_variables import TGI_PAIRS, TGI_VARIABLES
@@ -28,7 +29,6 @@ from lmi_vllm.features.migrate.migration import (
     migrate_vllm,
     report_defaults,
 )
-from lmi_vllm.features.migrate.tgi_flags import LAUNCHER, variables_of
 from lmi_vllm.translate.configuration import Configuration
 
 AUTO = "auto"
@@ -249,3 +249,26 @@ def _report(migration: Migration) -> list[str]:
             line = f"{step.source}{becomes}{why}"
             lines.append("#   " + "\\n".join(line.splitlines()))  # or the rest were settings
     return lines
+
+
+LAUNCHER: Final = "text-generation-launcher"
+_SHORT: Final = {"-p": "PORT", "-e": "ENV"}
+
+
+def variables_of(flags: Sequence[str]) -> dict[str, str]:
+    """Return TGI's variables: each flag is one in upper case; without a value it is `true`."""
+    found: dict[str, str] = {}
+    name = ""
+    for word in flags:
+        if word == LAUNCHER:
+            continue
+        if word.startswith("--") or word in _SHORT:
+            flag, has_value, value = word.removeprefix("--").partition("=")
+            name = _SHORT.get(word) or flag.upper().replace("-", "_")
+            found[name] = value if has_value else "true"
+            name = "" if has_value else name
+        elif name:
+            found[name], name = word, ""
+        else:
+            found[word] = ""  # no flag before it
+    return found

@@ -15,7 +15,7 @@ from lmi_vllm.server.model_files import ReadyFiles
 from lmi_vllm.sources.table import Sources
 from lmi_vllm.translate.devices import Devices
 from tests.support.adapter_files import copy_adapter
-from tests.support.assembled import CONFIGURATION, load_settings, translate
+from tests.support.assembled import CONFIGURATION, load_settings, model_context, translate
 
 
 async def test_settings_are_not_read_a_second_time(
@@ -28,14 +28,17 @@ async def test_settings_are_not_read_a_second_time(
     set_for_fetches = {"OPTION_ENV": "HF_ENDPOINT=http://hub.internal", "OPTION_HF_TOKEN": "hf_own"}
     found: list[AdapterSources] = []
 
-    def hooks(_: AdapterRegistry, sources: AdapterSources) -> AdapterHooks:
+    def hooks(_: AdapterRegistry, sources: AdapterSources | None) -> AdapterHooks:
+        assert sources is not None
         found.append(sources)
         return AdapterHooks()
 
     model = ModelArtifacts("m", str(tmp_path), str(tmp_path))
     settings = load_settings({**environ, **set_for_fetches, "OPTION_ENABLE_LORA": "true"})
     ready = ReadyFiles(model, translate(settings, model, Devices(0)))
-    await load_adapters(ready, CONFIGURATION, environ, MagicMock(), load_code=no_code, hooks=hooks)
+    context = model_context(settings, environ)
+    context.on_adapters.append(hooks)
+    await load_adapters(ready, CONFIGURATION, context, MagicMock(), no_code)
     assert found[0].resolve("someone/french") == str(folder)
     assert found[0].limits.total_bytes == 1_000_000
     assert found[0].environ["HF_ENDPOINT"] == "http://hub.internal"

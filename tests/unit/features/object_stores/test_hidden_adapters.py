@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from lmi_vllm.adapters.hooks import AdapterHooks
 from lmi_vllm.adapters.loads import no_code
 from lmi_vllm.features.scripted.engine import ScriptedEngine
 from lmi_vllm.messages import ModelArtifacts
@@ -13,7 +12,7 @@ from lmi_vllm.server.adapter_start import load_adapters
 from lmi_vllm.server.model_files import ReadyFiles
 from lmi_vllm.translate.devices import Devices
 from tests.support.adapter_files import copy_adapter
-from tests.support.assembled import CONFIGURATION, load_settings, translate
+from tests.support.assembled import CONFIGURATION, load_settings, model_context, translate
 
 
 async def test_adapter_of_a_prefix_that_is_hidden_is_named(
@@ -31,10 +30,9 @@ async def test_adapter_of_a_prefix_that_is_hidden_is_named(
         registry = await load_adapters(
             ReadyFiles(model, translate(settings, model, Devices(0))),
             CONFIGURATION,
-            {},
+            model_context(settings),
             ScriptedEngine(),
-            load_code=no_code,
-            hooks=lambda *_: AdapterHooks(),
+            no_code,
         )
     assert sorted(adapter.name for adapter in registry) == ["de", "fr"]
     (line,) = [record.getMessage() for record in caplog.records]

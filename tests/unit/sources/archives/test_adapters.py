@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lmi_vllm.adapters import source
-from lmi_vllm.adapters.versions import version_of
+from lmi_vllm.adapters.loads import version_of
 from lmi_vllm.errors import AdapterRefusedError
 from lmi_vllm.server.adapter_start import adapter_policy
 from tests.support.adapter_files import copy_adapter
