@@ -40,11 +40,6 @@ def ignore_users_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def hold_back_signals() -> None:
-    """Keep what comes from here on for the program of ours that replaces this one."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
-
-
 def end_children() -> None:
     """Kill every process that this one started (Linux); their children follow."""
     for listing in Path("/proc/self/task").glob("*/children"):

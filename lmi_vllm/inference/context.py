@@ -171,8 +171,8 @@ class RequestContext:
         """
         fields = _with_named(payload, self.runtime.profile) if isinstance(payload, dict) else {}
         adapters, model = self.runtime.adapters, fields.get("model")
-        chosen = _chosen(self.call, fields)
-        names = _names(chosen, fields, adapters.__contains__)
+        chosen = chosen_adapters(self.call, fields)
+        names = adapter_names(chosen, fields, adapters.__contains__)
         if chosen:
             self.base_name = self._base_name(model)
         elif names == [None] and adapters.has_others:
@@ -210,7 +210,7 @@ class RequestContext:
         if not profile.enable_lora or model is None or any(self.adapters):
             return
         known = (*profile.served_names, "", *(ANY_MODEL if profile.tgi_compat else ()))
-        if model in known or _chosen(self.call, _with_named(payload, profile)):
+        if model in known or chosen_adapters(self.call, _with_named(payload, profile)):
             return
         if not isinstance(model, str):
             raise PayloadError("model: expected the name of an adapter or of the served model")
@@ -335,23 +335,16 @@ def _differ(adapters: tuple[Adapter | None, ...]) -> bool:
 
 
 def adapter_names(
-    call: InferenceCall, payload: Mapping[str, Any], is_adapter: Callable[[str], bool]
+    chosen: Sequence[object], payload: Mapping[str, Any], is_adapter: Callable[[str], bool]
 ) -> list[str | None]:
     """Return the adapter of all prompts, or one for each of a list; None is the base model.
 
-    The first of these that is set counts: the header, the query, `adapters`, and `model` if it
-    names an adapter (otherwise it is a name of the served model). Empty text, null and an empty
-    list are set, and mean the base model.
+    The first of `chosen` counts, else `model` if it names an adapter (otherwise it is a name of the
+    served model). Empty text, null and an empty list mean the base model.
 
     Raises:
         PayloadError: `adapters` is neither a name nor a list of one name for each prompt.
     """
-    return _names(_chosen(call, payload), payload, is_adapter)
-
-
-def _names(
-    chosen: Sequence[object], payload: Mapping[str, Any], is_adapter: Callable[[str], bool]
-) -> list[str | None]:
     if not chosen:
         model = payload.get("model")
         return [model if isinstance(model, str) and is_adapter(model) else None]
@@ -363,7 +356,7 @@ def _names(
     return [_single_name(given)]
 
 
-def _chosen(call: InferenceCall, payload: Mapping[str, Any]) -> Sequence[object]:
+def chosen_adapters(call: InferenceCall, payload: Mapping[str, Any]) -> Sequence[object]:
     """Return what the header, the query and `adapters` say, of those that are set."""
     chosen = []
     if ADAPTER_HEADER in call.properties:

@@ -21,7 +21,7 @@ from lmi_vllm.config.properties import parse_properties
 from lmi_vllm.demo import DEMO_MODEL_DIR
 from lmi_vllm.errors import LmiError
 from lmi_vllm.features.error_rates.rates import error_rate
-from lmi_vllm.inference.context import adapter_names
+from lmi_vllm.inference.context import adapter_names, chosen_adapters
 from lmi_vllm.inference.pipeline import PayloadKind, dispatch
 from lmi_vllm.inference.request.body import check_limits, decode_body, form_field, sequence_count
 from lmi_vllm.inference.request.lmi import parse_lmi_request
@@ -60,7 +60,7 @@ def payload(data: bytes) -> None:
         sequence_count(fields)
         if dispatch(fields) is PayloadKind.GENERATION:
             parse_lmi_request(fields, profile)
-        adapter_names(call, fields, lambda _: False)
+        adapter_names(chosen_adapters(call, fields), fields, lambda _: False)
 
 
 def properties(data: bytes) -> None:
@@ -123,7 +123,7 @@ def headers(data: bytes) -> None:
         text.encode()  # what it holds may be written into answers and logs
     call = InferenceCall(b"", properties=found)
     with contextlib.suppress(LmiError):
-        adapter_names(call, {}, lambda _: True)
+        adapter_names(chosen_adapters(call, {}), {}, lambda _: True)
 
 
 def rates(data: bytes) -> None:

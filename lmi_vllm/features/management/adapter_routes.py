@@ -10,11 +10,11 @@ from aiohttp import web
 
 from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.adapters.registry import AdapterRegistry
+from lmi_vllm.config.secrets import mask_urls
 from lmi_vllm.errors import BadParameterError, ResourceNotFoundError
 from lmi_vllm.features.management.requests import given_arguments, page_answer
 from lmi_vllm.inference.context import ADAPTER_ALIAS_HEADER
 from lmi_vllm.inference.service import InferenceService
-from lmi_vllm.masked_urls import mask_urls
 from lmi_vllm.web.inference_routes import READ_METHODS, json_answer
 from lmi_vllm.web.request import OPTIONS, SERVICE, RouteGroup, Routes, check_method
 

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
+from lmi_vllm.config.secrets import mask_urls
 from lmi_vllm.errors import (
     BadParameterError,
     NotReadyError,
@@ -21,7 +22,6 @@ from lmi_vllm.features.management.requests import given_arguments, page_answer
 from lmi_vllm.features.management.slot import NewModel, model_slot
 from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.inference.service import InferenceService
-from lmi_vllm.masked_urls import mask_urls
 from lmi_vllm.messages import LOG_LEVELS
 from lmi_vllm.web.inference_routes import READ_METHODS, json_answer
 from lmi_vllm.web.request import (

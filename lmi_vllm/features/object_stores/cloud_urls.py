@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Final
 
+from lmi_vllm.config.secrets import mask_urls
 from lmi_vllm.errors import DownloadError
 from lmi_vllm.features.object_stores.location import Location
-from lmi_vllm.masked_urls import mask_urls
 
 # Only Azure's own hosts: credentials are sent there.
 _AZURE_HOST: Final = (

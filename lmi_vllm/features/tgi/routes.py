@@ -11,9 +11,9 @@ from typing import Final
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
+from lmi_vllm.config.secrets import mask_urls
 from lmi_vllm.errors import Dialect, ResourceNotFoundError
 from lmi_vllm.features.tgi.answers import chat_tokenize, describe, is_tokenize_body, tokenize
-from lmi_vllm.masked_urls import mask_urls
 from lmi_vllm.messages import ServingProfile, TgiRoute
 from lmi_vllm.web.engine_routes import engine_route
 from lmi_vllm.web.inference_routes import (

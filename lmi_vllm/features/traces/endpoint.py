@@ -16,8 +16,6 @@ from lmi_vllm.messages import EngineArguments
 from lmi_vllm.translate.draft import ArgumentDraft
 
 ARGUMENT: Final = "otlp_traces_endpoint"
-TRACES_ENDPOINT: Final = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
-ENDPOINT: Final = "OTEL_EXPORTER_OTLP_ENDPOINT"
 TRACES_PROTOCOL: Final = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
 PROTOCOL: Final = "OTEL_EXPORTER_OTLP_PROTOCOL"
 GRPC: Final = "grpc"
