@@ -59,7 +59,8 @@ LIBRARIES = {
     r"|features/(bench/http_client|(api_docs|console|front_ends|kserve|load_reports|media_urls|root_path"
     r"|management|tgi|vllm_adapters)/\w+)\.py",
     "pydantic": r"config/(settings|options/row)\.py|inference/request/parameters\.py"
-    r"|(engine/vllm/(configuration|openai|routes)|features/(seq2seq/requests|vllm_adapters/routes))\.py",
+    r"|engine/vllm/(configuration|openai|routes)\.py"
+    r"|features/(retired_options/options|seq2seq/requests|vllm_adapters/routes)\.py",
     "boto3": AWS,
     "botocore": AWS,
     "obstore": r"features/object_stores/cloud_\w+\.py",
