@@ -32,7 +32,7 @@ OF_ONE = """
         other_servers.vllm_server properties
     engine: text_bounds vllm.adapters vllm.async_llm vllm.bridge vllm.chunks vllm.client_parts
         vllm.configuration vllm.cpu.companions vllm.engine vllm.engine_calls vllm.outputs
-        vllm.start vllm.tokenizer_trial
+        vllm.start vllm.start_steps vllm.tokenizer_trial
     inference: pipeline request.lmi request.tgi response.formatters
     server: code_start model_manager model_start ports supervisor
     sources: model_store
