@@ -35,6 +35,7 @@ ANSWERS = {
     "internlm": 'hi<|action_start|><|plugin|>{"name": "look", "parameters": {"place": "sea"}}',
     "granite-20b-fc": f"<function_call> {OBJECT}",
     "granite": f"<|tool_call|>[{OBJECT}]",
+    "phi4_mini_json": f"functools[{OBJECT}]",
     "qwen3_coder": (
         "<tool_call>\n<function=look>\n<parameter=place>\nsea\n</parameter>\n</function>\n"
     ),
@@ -114,6 +115,12 @@ def test_answer_that_a_stop_text_cut_is_the_same_in_both_forms(tokenizer: Any, n
         text = tokenizer.decode(ids[: count - 1], skip_special_tokens=False)
         found = whole(tokenizer, name, ids[:count], text)
         assert found == streamed(tokenizer, name, ids[: count - 1]), count
+
+
+def test_call_of_a_parser_that_streams_none_comes_at_the_end(tokenizer: Any) -> None:
+    """It was a text, and a call in a whole answer."""
+    ids = tokenizer.encode(f"functools[{OBJECT}]", add_special_tokens=False)
+    assert streamed(tokenizer, "phi4_mini_json", ids) == ("", [("look", '{"place": "sea"}')])
 
 
 def test_cut_beginning_of_a_call_is_text(tokenizer: Any) -> None:

@@ -10,7 +10,7 @@ from http import HTTPStatus
 
 import vllm.envs as vllm_settings
 from vllm.connections import HTTPConnection
-from vllm.entrypoints.generate.base.protocol import DeltaMessage, FunctionCall
+from vllm.entrypoints.generate.base.protocol import DeltaMessage, DeltaToolCall, FunctionCall
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 from vllm.exceptions import GracefulHTTPError, VLLMClientError, VLLMValidationError
 from vllm.lora.request import LoRARequest
@@ -47,6 +47,7 @@ __all__ = [
     "MEDIA_CONNECTOR_REGISTRY",
     "BeamSearchParams",
     "DeltaMessage",
+    "DeltaToolCall",
     "EngineCoreOutput",
     "EngineCoreOutputs",
     "FastIncrementalDetokenizer",

@@ -8,8 +8,9 @@ for example) that is so only with `strict: true`. Here tools without `strict` ar
 Cut. At `max_tokens` a whole answer has the text of the unfinished call as content, and loses the
 complete ones before it. A stream has these, and the beginning of the last one. It loses a text that
 only may have begun a call. Here a whole answer that was cut is read as a stream, and what
-a stream held back comes with its end. Both end with "length" (DECISIONS.md 137). A stop text cuts,
-too: both forms have the beginning of the call then, and end with "stop" (DECISIONS.md 159).
+a stream held back comes with its end: as calls for a parser that finds none before, such as
+phi4_mini_json. Both end with "length" (DECISIONS.md 137). A stop text cuts, too: both forms have
+the beginning of the call then, and end with "stop" (DECISIONS.md 159).
 
 Upstream: not reported that we know of.
 Releases: 0.31 and later.
@@ -31,7 +32,7 @@ from typing import Any, Final
 from partial_json_parser import loads as read_partial
 from tokenizers.decoders import DecodeStream
 
-from lmi_vllm.engine.vllm.names import DeltaMessage, FunctionCall
+from lmi_vllm.engine.vllm.names import DeltaMessage, DeltaToolCall, FunctionCall
 
 # The tokens of this request's answers that `max_tokens` or a stop text cut: the objects that vLLM
 # reads.
@@ -108,8 +109,24 @@ class CallsReadAlike:
             is_begun = state.tool_call_text_started and state.previous_text.startswith(self._sent)
             if is_begun and (rest := state.previous_text[len(self._sent) :]):
                 message = message or DeltaMessage()
-                message.content = (message.content or "") + rest
+                message.tool_calls = self._calls_at_the_end(state.previous_text, request)
+                if not message.tool_calls:
+                    message.content = (message.content or "") + rest
         return message
+
+    def _calls_at_the_end(self, text: str, request: Any) -> list[Any]:
+        """Return the calls of a whole text, for parsers that find none while it comes."""
+        read = self._tool_parser.extract_tool_calls  # type: ignore[attr-defined]
+        try:
+            found = read(text, request)
+        except UNREAD:  # it is cut
+            return []
+        return [
+            DeltaToolCall(
+                index=index, id=call.id, type="function", function=call.function.model_dump()
+            )
+            for index, call in enumerate(found.tool_calls if found.tools_called else ())
+        ]
 
     def _keeps_text(self, request: Any) -> bool:
         """Whether its state has all text, and what is no call is content."""
