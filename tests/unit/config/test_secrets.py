@@ -120,6 +120,6 @@ def test_url_without_a_secret_is_shown(text: str) -> None:
 def test_long_line_is_masked_fast(part: str) -> None:
     """Every line of the log is checked: the time grows with its length alone."""
     text = "://" + part * (200_000 // len(part))
-    start = time.perf_counter()
+    start = time.thread_time()  # of the processor: the machine may be busy
     mask_urls(text)
-    assert time.perf_counter() - start < 2
+    assert time.thread_time() - start < 2

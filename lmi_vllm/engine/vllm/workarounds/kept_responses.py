@@ -7,7 +7,7 @@ read, to continue or to cancel. What is kept is bounded; the key that has the mo
 vLLM ends the events of a response in the background with `response.completed` only. One that was
 cancelled has no such event, so that its readers would wait for ever.
 
-Upstream: vLLM says that this store may cause a memory leak.
+Upstream: not reported that we know of; vLLM's own warning says that this store may leak memory.
 Releases: 0.31 and later.
 Shows: a client cancels another one's response. Ten responses with 18 MB of metadata take 270 MB,
     which are never freed. A stream of a cancelled response does not end.
@@ -42,8 +42,9 @@ _Key = tuple[int | None, str]  # the client's API key, and the id
 def keep_by_client(handler: Any, most: int = MOST, most_bytes: int = MOST_BYTES) -> None:
     """Let the handler keep the responses of each client apart, within bounds; end its streams."""
     kept = _Kept(most, most_bytes)
-    for name in (_MESSAGES, _RESPONSE, _EVENTS):
-        setattr(handler, name, _OwnView(kept, name))
+    handler.msg_store = _OwnView(kept, _MESSAGES)
+    handler.response_store = _OwnView(kept, _RESPONSE)
+    handler.event_store = _OwnView(kept, _EVENTS)
     handler.background_tasks = BackgroundTasks()
     plain = handler.responses_background_stream_generator
     handler.responses_background_stream_generator = partial(_events, handler, plain)
