@@ -151,6 +151,7 @@ class ModelContext:
 
     async def leave(self) -> None:
         """Let the parts end, the last one first."""
+        self.on_drained.clear()  # what was not called by now is about parts that are gone
         await self._parts.aclose()
 
     def adapter_hooks(

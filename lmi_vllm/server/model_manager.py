@@ -16,9 +16,9 @@ from lmi_vllm.server.context import (
     ServerContext,
     log_progress,
 )
-from lmi_vllm.server.model_settings import complete_settings
+from lmi_vllm.server.model_settings import planned
 from lmi_vllm.server.model_start import ModelStart
-from lmi_vllm.server.plan import StartPlan, plan_start
+from lmi_vllm.server.plan import StartPlan
 from lmi_vllm.server.supervisor import FailurePolicy, Outcome, Supervisor
 from lmi_vllm.telemetry.log_handler import print_lines
 from lmi_vllm.translate.arguments import Translation
@@ -72,17 +72,7 @@ class ModelManager:
         heartbeat = asyncio.create_task(log_progress(lifecycle, context.clock, seconds))
         self._url, self._curl = url, curl
         try:
-            settings = await complete_settings(
-                settings, self._typed, context.environ, lifecycle.start, context.configuration
-            )
-            plan = await asyncio.to_thread(
-                plan_start,
-                context.configuration,
-                context.start_parts,
-                settings,
-                context.environ,
-                context.exports,
-            )
+            plan, settings = await planned(context, settings, self._typed)
             if plan is None:
                 return await self._wait_for_models()
             self._running = supervisor = await self._supervisor_for(plan, settings)

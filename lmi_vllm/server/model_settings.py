@@ -1,4 +1,4 @@
-"""Settings of the model itself, if it is not a local directory.
+"""The plan of a model's start, with the settings of the model itself if it is no local directory.
 
 Of a prefix only serving.properties is fetched: it is small, and may exclude the rest. An archive
 has to be fetched first.
@@ -15,6 +15,8 @@ from lmi_vllm.config.properties import parse_properties, read_properties
 from lmi_vllm.config.setting import CommandLine
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.inference.lifecycle import Phase, StartProgress
+from lmi_vllm.server.context import ServerContext
+from lmi_vllm.server.plan import StartPlan, plan_start
 from lmi_vllm.sources.archives import is_archive, unpack
 from lmi_vllm.sources.model_store import PROPERTIES_NAME
 from lmi_vllm.translate.configuration import Configuration
@@ -22,7 +24,29 @@ from lmi_vllm.translate.configuration import Configuration
 logger = logging.getLogger(__name__)
 
 
-async def complete_settings(
+async def planned(
+    context: ServerContext,
+    settings: Settings,
+    typed: CommandLine,
+    environ: Mapping[str, str] | None = None,
+) -> tuple[StartPlan | None, Settings]:
+    """Return the plan, None without a model, and the settings with those of the model itself.
+
+    `environ` has the variables that settings are read from, if they are not the server's.
+
+    Raises:
+        LmiError: the model is not there, or cannot be served.
+    """
+    configuration, start = context.configuration, context.service.lifecycle.start
+    environ = context.environ if environ is None else environ
+    settings = await _completed(settings, typed, environ, start, configuration)
+    plan = await asyncio.to_thread(
+        plan_start, configuration, context.start_parts, settings, context.environ, context.exports
+    )
+    return plan, settings
+
+
+async def _completed(
     settings: Settings,
     typed: CommandLine,
     environ: Mapping[str, str],

@@ -33,8 +33,8 @@ from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.server.context import ServerContext
 from lmi_vllm.server.model_manager import MakeSupervisor
-from lmi_vllm.server.model_settings import complete_settings
-from lmi_vllm.server.plan import StartPlan, plan_start
+from lmi_vllm.server.model_settings import planned
+from lmi_vllm.server.plan import StartPlan
 from lmi_vllm.server.supervisor import Outcome, Supervisor
 from lmi_vllm.sources.local import file_url_path, without_file_scheme
 from lmi_vllm.sources.trusted_folders import untrusted_code_reason
@@ -66,9 +66,7 @@ class ModelSlot:
         self._model.is_registered = True
         context.service.kept[ModelSlot] = self
         self._typed = typed
-        self._environ, self._exports = context.environ, context.exports
-        self._configuration = context.configuration
-        self._start_parts = context.start_parts
+        self._context = context
         self._make = make
         self._supervisor: Supervisor | None = None
         self._run_task: asyncio.Task[None] | None = None
@@ -141,8 +139,8 @@ class ModelSlot:
                 if not self._ended.done():
                     self._ended.set_result(outcome)
                 return
-            self._empty()
             await supervisor.leave()
+            self._empty()
             loaded.set_exception(_load_error(run.exception()))
         finally:
             await _cancel(run, ready)
@@ -152,18 +150,9 @@ class ModelSlot:
     async def _plan(self, new: NewModel) -> tuple[StartPlan, Settings]:
         try:
             typed = _command_line(self._typed, new)
-            environ = _without_chosen_models(self._environ)
-            settings = self._configuration.load(environ, typed)
-            start = self._service.lifecycle.start
-            settings = await complete_settings(settings, typed, environ, start, self._configuration)
-            plan = await asyncio.to_thread(
-                plan_start,
-                self._configuration,
-                self._start_parts,
-                settings,
-                self._environ,
-                self._exports,
-            )
+            environ = _without_chosen_models(self._context.environ)
+            settings = self._context.configuration.load(environ, typed)
+            plan, settings = await planned(self._context, settings, typed, environ)
         except ResourceNotFoundError:
             raise
         except (ModelSourceError, DownloadError) as error:

@@ -24,10 +24,10 @@ from lmi_vllm.server.context import (
     ServerEvents,
     new_service,
 )
-from lmi_vllm.server.model_settings import complete_settings
+from lmi_vllm.server.model_settings import planned
 from lmi_vllm.server.model_start import ModelStart
 from lmi_vllm.server.parts import Assembled, RunMode
-from lmi_vllm.server.plan import StartPlan, plan_start
+from lmi_vllm.server.plan import StartPlan
 from lmi_vllm.telemetry.log_handler import print_lines
 
 logger = logging.getLogger(__name__)
@@ -69,17 +69,8 @@ async def follow(  # noqa: PLR0913, PLR0917 - as the server is made
 async def _serve_leader(
     context: ServerContext, settings: Settings, typed: CommandLine
 ) -> tuple[int, str]:
-    environ, start = context.environ, context.service.lifecycle.start
     try:
-        settings = await complete_settings(settings, typed, environ, start, context.configuration)
-        plan = await asyncio.to_thread(
-            plan_start,
-            context.configuration,
-            context.start_parts,
-            settings,
-            environ,
-            context.exports,
-        )
+        plan, settings = await planned(context, settings, typed)
         if plan is None:
             return 1, "a node of a cluster needs the model: set HF_MODEL_ID"
         return await _run_workers(context, settings, plan)

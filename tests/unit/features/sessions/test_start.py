@@ -76,4 +76,5 @@ async def test_sessions_are_copied_once_at_the_end(
     for end in model.on_drained:
         await end()
     await model.leave()
+    assert model.on_drained == []
     assert seen == [(tmp_path, "s3://b/p")] * copies
