@@ -152,7 +152,8 @@ def translation_of(
             '"lmi-vllm[cuda]" with an NVIDIA GPU, "lmi-vllm[cpu]" without'
         )
     model, missing = translation.model, translation.missing
-    if needs_model and missing is not None and str(missing) not in errors:
+    has_refused_model = any("option.model_id" in error for error in settings.errors)
+    if needs_model and missing is not None and not has_refused_model and str(missing) not in errors:
         errors.append(str(missing))
     if model is not None:
         errors += [fault for check in configuration.file_checks for fault in check(settings, model)]

@@ -1,6 +1,7 @@
 """The meaning of the configuration as a table, JSON or markdown, with secrets masked."""
 
 import json
+import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -18,6 +19,7 @@ from lmi_vllm.translate.draft import ExplainedNote, ExplainedRows
 _NO_MODEL: Final = (
     "no model found: serve would stop; set HF_MODEL_ID, option.model_id or --model-store"
 )
+_SHORT_SECRET: Final = 6
 _STARTS_WITHOUT: Final = "The server starts without a model: POST /models loads one."
 
 
@@ -74,7 +76,10 @@ def _secret_hider(settings: Settings) -> Callable[[str], str]:
     def hide(sentence: str) -> str:
         """`sentence` without secrets."""
         for secret in sorted(filter(None, secrets), key=len, reverse=True):
-            sentence = sentence.replace(secret, MASK)
+            pattern = re.escape(secret)
+            if len(secret) < _SHORT_SECRET:  # its letters are parts of words, too
+                pattern = rf"(?<!\w){pattern}(?!\w)"
+            sentence = re.sub(pattern, MASK, sentence)
         return mask_urls(sentence)
 
     return hide

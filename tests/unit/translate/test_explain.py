@@ -332,3 +332,21 @@ def test_store_of_adapters_that_is_no_folder_is_a_warning(
         run = explained("", {**environ, "OPTION_ADAPTER_STORE": str(place)})
         assert sum("is no folder yet" in text for text in run.warnings) == count
         assert not run.errors
+
+
+def test_short_secret_does_not_hide_letters_of_words() -> None:
+    """A key of one letter is hidden where it stands alone."""
+    environ = {"HF_MODEL_ID": "a/b", "LMI_API_KEY": "k", "OPTION_FOO": "1", "OPTION_DTYPE": "k"}
+    explanation = explain(translate_start(load_settings(environ), environ, Devices()))
+    sentences = " ".join((*explanation.warnings, *explanation.errors))
+    assert "OPTION_FOO is not known" in sentences
+    assert "=k " not in sentences
+
+
+def test_two_names_of_the_model_are_one_error() -> None:
+    """With a model that is refused it is not said that there is none."""
+    command = [sys.executable, "-m", "lmi_vllm", "explain", "--offline", "--format", "json"]
+    environ = {"HF_MODEL_ID": "c/d", "OPTION_MODEL": "a/b"}
+    done = subprocess.run(command, env=environ, capture_output=True, check=False)
+    errors = json.loads(done.stdout)["errors"]
+    assert ["two names of one setting" in error for error in errors] == [True]
