@@ -7,7 +7,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -187,7 +186,7 @@ class ModelFetch:
         ignore_patterns: Sequence[str] | None = None,
     ) -> Path:
         folder = self._settings.model.download_dir
-        fetch = partial(
+        return await asyncio.to_thread(
             self._sources.fetch_model,
             reference,
             revision=revision,
@@ -197,7 +196,6 @@ class ModelFetch:
             download_dir=Path(folder) if folder else None,
             on_progress=self._report,
         )
-        return await asyncio.to_thread(fetch)
 
     def _check_security(self, model: ModelArtifacts) -> None:
         security = self._configuration.security

@@ -8,7 +8,6 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from dataclasses import asdict
-from functools import partial
 
 from lmi_vllm.config.model_source import find_in_store
 from lmi_vllm.config.properties import parse_properties, read_properties
@@ -76,12 +75,12 @@ async def _completed(
         properties = None if text is None else parse_properties(text, origin)
     else:
         start.enter(Phase.DOWNLOAD)
-        fetch = partial(
+        folder = await asyncio.to_thread(
             sources.fetch_model,
             named,
             environ=environ,
             on_progress=lambda progress: start.report(asdict(progress)),
         )
-        path = await asyncio.to_thread(fetch) / PROPERTIES_NAME
+        path = folder / PROPERTIES_NAME
         properties = read_properties(path) if path.is_file() else None
     return settings if properties is None else configuration.load(environ, typed, properties)

@@ -95,10 +95,14 @@ def told_lines(count: Callable[[int], None]) -> int:
     return writing
 
 
-def tell(descriptor: int, lines: int) -> None:
-    """Write a byte for each dropped line, which never waits."""
-    with contextlib.suppress(OSError):  # the server is gone
-        os.write(descriptor, b"." * lines)
+def telling(descriptor: int) -> Callable[[int], None]:
+    """Return what writes a byte for each dropped line, which never waits."""
+
+    def tell(lines: int) -> None:
+        with contextlib.suppress(OSError):  # the server is gone
+            os.write(descriptor, b"." * lines)
+
+    return tell
 
 
 class QueuedHandler(logging.Handler):

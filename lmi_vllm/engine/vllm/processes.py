@@ -29,7 +29,7 @@ from lmi_vllm.engine.vllm.workarounds import Scope, apply_to_the_end
 from lmi_vllm.engine.vllm.workarounds.not_finite import is_expected
 from lmi_vllm.telemetry.expected_lines import leave_out_expected
 from lmi_vllm.telemetry.log_format import configure_logging, log_progress_bars
-from lmi_vllm.telemetry.log_handler import ignore_dropped, tell
+from lmi_vllm.telemetry.log_handler import ignore_dropped, telling
 
 T = TypeVar("T")
 ENGINE_THREAD_NAME: Final = "lmi-vllm-engine-parent"
@@ -198,10 +198,10 @@ def log_as_the_server() -> None:
     kind = os.environ.get(LOG_FORMAT_VARIABLE)
     if kind in ("text", "json") and not logging.getLogger().handlers:
         level = os.environ.get("VLLM_LOGGING_LEVEL", "INFO").upper()
-        count = ignore_dropped
+        count: Callable[[int], None] = ignore_dropped
         with contextlib.suppress(KeyError, OSError):  # on another machine, without /proc
             told = os.open(os.environ[DROPPED_LINES_VARIABLE], os.O_WRONLY | os.O_NONBLOCK)
-            count = functools.partial(tell, told)
+            count = telling(told)
         is_terminal = os.isatty(_STDERR)
         handler = configure_logging(
             "json" if kind == "json" else "text", level, count_dropped=count

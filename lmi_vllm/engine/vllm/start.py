@@ -91,8 +91,9 @@ async def start_vllm(
         ConfigurationError: the installed vLLM refuses an argument.
         EngineStartError: the engine did not come up; the text is the root cause.
     """
-    start = partial(_start, arguments, profile, thread, parts, clients, checked)
-    return await asyncio.get_running_loop().run_in_executor(thread, start)
+    return await asyncio.get_running_loop().run_in_executor(
+        thread, _start, arguments, profile, thread, parts, clients, checked
+    )
 
 
 def start_headless_workers(arguments: EngineArguments, *, is_cpu: bool) -> Any:

@@ -11,11 +11,10 @@ import threading
 import time
 import tty
 from collections.abc import Iterator
-from functools import partial
 
 import pytest
 
-from lmi_vllm.telemetry.log_handler import QueuedHandler, print_lines, tell, told_lines
+from lmi_vllm.telemetry.log_handler import QueuedHandler, print_lines, telling, told_lines
 
 PIPE_BYTES = 64 << 10
 
@@ -138,7 +137,7 @@ def test_forked_child_tells_how_many_lines_it_dropped() -> None:
     told = told_lines(counts.append)
     reading, writing = os.pipe()
     logger = logging.Logger("x")
-    logger.addHandler(QueuedHandler(writing, partial(tell, told), most_bytes=10_000))
+    logger.addHandler(QueuedHandler(writing, telling(told), most_bytes=10_000))
     child = multiprocessing.get_context("fork").Process(target=talk, args=(logger,))
     child.start()
     until = time.monotonic() + 30
