@@ -33,6 +33,8 @@ class Explanation:
     warnings: tuple[str, ...]
     errors: tuple[str, ...]
     checked: tuple[str, ...] = ()  # by `validate`
+    # For a table; the JSON document has them among the warnings and the options.
+    memory: str = ""  # the estimate of `validate`, where it fits
     changed_defaults: frozenset[str] = frozenset()  # options at a default that the guides lack
 
     @property
@@ -151,9 +153,12 @@ def _compact(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str)
 
 
+_TABLE_ONLY: Final = ("memory", "changed_defaults")
+
+
 def as_document(explanation: Explanation) -> dict[str, object]:
     """The explanation as one JSON object."""
-    names = [field.name for field in fields(explanation) if field.name != "changed_defaults"]
+    names = [field.name for field in fields(explanation) if field.name not in _TABLE_ONLY]
     return {name: getattr(explanation, name) for name in names}
 
 
@@ -208,7 +213,8 @@ def _findings(explanation: Explanation) -> Iterable[tuple[str, tuple[str, ...]]]
     """The sentences below a table, each kind under its title."""
     kinds = {
         "Checked": explanation.checked,
-        "Warnings": explanation.warnings,
+        "Memory": (explanation.memory,) if explanation.memory else (),
+        "Warnings": tuple(one for one in explanation.warnings if one != explanation.memory),
         "Errors": explanation.errors,
     }
     return ((title, sentences) for title, sentences in kinds.items() if sentences)

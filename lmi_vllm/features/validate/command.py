@@ -81,7 +81,7 @@ def validate(
     shape = read_shape(files.config)
     findings = check_model(shape, arguments, configuration, allows_long=allows_long)
     estimate = estimate_memory(shape, arguments, files.weight_bytes, device_bytes)
-    warnings, errors = [*findings.warnings], [*findings.errors]
+    warnings, errors, memory = [*findings.warnings], [*findings.errors], ""
     if estimate is None:
         warnings.append("no memory estimate: config.json does not give the numbers for one")
     else:
@@ -91,10 +91,12 @@ def validate(
         # An error only where it could not fit an otherwise empty device: the rest is an estimate.
         fits = estimate.can_hold(max(1, length or 1))
         (warnings if fits else errors).append(sentence)
+        memory = sentence if fits else ""
     return replace(
         explanation,
         warnings=tuple(dict.fromkeys((*explanation.warnings, *warnings))),
         errors=tuple(dict.fromkeys((*explanation.errors, *errors))),
+        memory=memory,
     )
 
 

@@ -2,6 +2,8 @@
 
 import argparse
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -90,3 +92,15 @@ def test_requirements_that_are_not_installed_may_say_anything(run: Run, tmp_path
     """LMI_CUSTOM_CODE=none."""
     place = model(tmp_path / "model", "torch==1.0\n")
     assert run("explain", "--model", place, LMI_CUSTOM_CODE="none")[0] == 0
+
+
+def test_memory_has_a_heading_of_its_own() -> None:
+    """It is no warning where the model fits; in the JSON document it stays where it was."""
+    flags = ["validate", "--demo", "--offline", "--device-memory", "24"]
+    command = [sys.executable, "-m", "lmi_vllm", *flags]
+    table = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    memory = table.partition("\nMemory\n")[2]
+    assert memory.strip().startswith("estimate for each GPU: ")
+    assert "estimate for each GPU" not in table.partition("\nMemory\n")[0]
+    written = subprocess.run([*command, "--format", "json"], capture_output=True, check=True).stdout
+    assert memory.strip().splitlines()[0].strip() in json.loads(written)["warnings"]
