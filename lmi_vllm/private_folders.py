@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final, Self
 
+SHARED_MEMORY: Final = Path("/dev/shm")
 _LOCK_NAME: Final = ".lock"
 _OUTSIDE: Final = ".outside"  # the file with the names of files that go with the folder
 _OURS: Final = "lmi-vllm-"  # beginning of the names of our folders for temporary files
@@ -22,6 +23,7 @@ class PrivateFolder:
 
     path: Path
     lock: IO[bytes]
+    notes: "PrivateFolder | None" = None  # where files elsewhere are noted, if not here
 
     def __enter__(self) -> Self:
         return self
@@ -31,20 +33,30 @@ class PrivateFolder:
 
     def note_outside(self, files: Iterable[str]) -> None:
         """Note files elsewhere that this process removes itself, unless it is killed."""
-        (self.path / _OUTSIDE).write_text("\n".join(files), encoding="utf-8")
+        folder = self.path if self.notes is None else self.notes.path
+        (folder / _OUTSIDE).write_text("\n".join(files), encoding="utf-8")
 
     def remove(self) -> None:
         """Remove the folder and its content, then release the lock; may be called twice."""
+        if self.notes is not None:
+            self.notes.remove()
         shutil.rmtree(self.path, ignore_errors=True)
         self.lock.close()
 
 
-def new_private_folder(prefix: str, root: Path | None = None) -> PrivateFolder:
+def new_private_folder(
+    prefix: str, root: Path | None = None, notes_in: Path | None = None
+) -> PrivateFolder:
     """Return a new folder in `root`, after removing those that killed servers have left there.
 
     In the folder of temporary files, which is the default, all of ours are looked at: a server with
-    other settings makes none of the same prefix.
+    other settings makes none of the same prefix. Files in `notes_in` are noted in a folder there:
+    a container that is started again may have that place still, and its temporary files no more.
     """
+    notes = None
+    if notes_in is not None:
+        with contextlib.suppress(OSError):  # not there, or full: they are noted in the folder
+            notes = new_private_folder(prefix, notes_in)
     left = f"{prefix}*" if root is not None else f"{_OURS}*"
     root = Path(tempfile.gettempdir()) if root is None else root
     for folder in root.glob(left):
@@ -53,7 +65,7 @@ def new_private_folder(prefix: str, root: Path | None = None) -> PrivateFolder:
     lock = (path / _LOCK_NAME).open("wb")
     with contextlib.suppress(OSError):  # a file system without locks, where none is removed
         fcntl.flock(lock, fcntl.LOCK_EX)
-    return PrivateFolder(path, lock)
+    return PrivateFolder(path, lock, notes)
 
 
 def remove_held() -> None:

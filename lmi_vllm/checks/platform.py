@@ -8,9 +8,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+from lmi_vllm.private_folders import SHARED_MEMORY
+
 # For connections, weights, sockets of the engine, adapters, logs.
 OWN_FILES: Final = 256
-SHARED_MEMORY: Final = Path("/dev/shm")
 # NCCL and vLLM's broadcast buffers take this much for each process (vLLM's docs advise --ipc=host).
 SHARED_BYTES_EACH: Final = 256 << 20
 # Folders that the hub library and vLLM write to, and the variables that move them.

@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 POLL_SECONDS = 0.4
 RATE_WINDOW_SECONDS = 10.0
 RETRY_PAUSES_SECONDS: Final = (0.5, 2.0)
+SLOW_SECONDS: Final = 10.0  # of a list or a small file
 MOST_PATIENCE_SECONDS: Final = 300.0  # with what a source asks to wait (Retry-After)
 _Result = TypeVar("_Result")
 
@@ -100,14 +101,32 @@ def written_size(path: Path) -> int:
 
 
 @contextmanager
+def naming_what_is_slow(source: str, seconds: float = SLOW_SECONDS) -> Iterator[None]:
+    """Log that `source` lets us wait, if the body takes longer: errors of clients come late."""
+    text = "%s has not answered for %g s: still waiting"
+    timer = threading.Timer(seconds, logger.warning, (text, source, seconds))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+@contextmanager
 def file_lock(lock: Path, what: str) -> Iterator[None]:
-    """Hold the file lock `lock` while the body runs; the system releases it if we are killed."""
+    """Hold the file lock `lock` while the body runs; the system releases it if we are killed.
+
+    Raises:
+        OSError: the file cannot be made; the library would wait for it for ever.
+    """
     lock.parent.mkdir(parents=True, exist_ok=True)
     held = FileLock(lock)
     try:
         held.acquire(timeout=0)
     except Timeout:
-        logger.info("Another process is fetching %s: waiting for it", what)
+        lock.touch()
+        logger.warning("Another process is fetching %s: waiting for it (%s)", what, lock)
         held.acquire()
     try:
         yield

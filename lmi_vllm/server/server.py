@@ -146,7 +146,7 @@ class Server:
         self.service.lifecycle.set_state(State.DRAINING)
         seconds = self._settings.server.shutdown_timeout
         seconds = max(0.0, seconds - self._budget.spent)  # a pause is part of them
-        logger.info("draining: %d in flight, %g s at most", queue.in_flight, seconds)
+        logger.info("draining: %d in flight, %.3g s at most", queue.in_flight, seconds)
         DRAINS.inc()
         began_with = queue.in_flight
         again = asyncio.create_task(stop.wait())

@@ -90,6 +90,7 @@ class Supervisor:
         reason = await self._watch(runtime.engine)
         while (failures := failures + 1) <= self._policy.retry_threshold:
             if self._service.lifecycle.state is State.DRAINING or not self._can_restart:
+                logger.error("%s", reason)
                 break  # no request reaches it, or the old engine is still there
             logger.error(
                 "%s: restarting the engine (failure %d, retry_threshold %d)",
@@ -163,9 +164,7 @@ class Supervisor:
                     await task
         if dying.done() and not dying.cancelled():
             self._processes.engine_died()
-            reason = dying.result()
-            logger.error("%s", reason)
-            return reason
+            return dying.result()
         for watch in watches:
             if not watch.cancelled():
                 return await self._end(engine, watch.result())

@@ -9,7 +9,7 @@ from typing import Final
 
 from lmi_vllm.errors import DownloadError
 
-SPACE_ADVICE: Final = "choose a larger disk (SERVING_DOWNLOAD_DIR)"
+SPACE_ADVICE: Final = "choose a larger disk (SERVING_DOWNLOAD_DIR, or --to of fetch)"
 _UNITS: Final = ("kB", "MB", "GB", "TB", "PB")
 _THOUSAND: Final = 1000
 

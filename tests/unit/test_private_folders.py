@@ -132,6 +132,41 @@ def test_files_elsewhere_go_with_the_folder_of_a_killed_server(
     assert not left.exists()
 
 
+NOTED = """
+import os, sys, tempfile
+from pathlib import Path
+tempfile.tempdir = sys.argv[1]
+from lmi_vllm.private_folders import new_private_folder
+folder = new_private_folder("lmi-vllm-engine-", notes_in=Path(sys.argv[2]))
+folder.note_outside([sys.argv[2] + "/psm_1"])
+"""
+
+
+def test_notes_beside_the_files_outlive_temporary_files(
+    tmp_path: Path, temporary_root: Path
+) -> None:
+    """A pod keeps /dev/shm when its container starts again, and not always its /tmp."""
+    memory, first = tmp_path / "shm", tmp_path / "first"
+    memory.mkdir()
+    first.mkdir()
+    left = memory / "psm_1"
+    for end in ("os._exit(0)", "folder.remove()"):
+        left.touch()
+        command = [sys.executable, "-c", NOTED + end, str(first), str(memory)]
+        subprocess.run(command, check=True)
+        assert left.exists()
+        assert len([*memory.iterdir()]) == (2 if "_exit" in end else 1)
+        with new_private_folder("lmi-vllm-engine-", temporary_root, notes_in=memory):
+            assert left.exists() is ("remove" in end)  # the server's own processes removed it
+
+
+def test_place_without_room_for_notes_is_done_without(tmp_path: Path) -> None:
+    """They are in the folder then."""
+    with new_private_folder("lmi-vllm-engine-", tmp_path, notes_in=tmp_path / "none") as folder:
+        folder.note_outside(["/dev/shm/psm_1"])
+        assert (folder.path / ".outside").read_text() == "/dev/shm/psm_1"
+
+
 def test_another_place_keeps_its_other_folders(tmp_path: Path) -> None:
     """There the names of others may be anything: only those of the prefix are looked at."""
     other = tmp_path / "lmi-vllm-other"

@@ -12,13 +12,15 @@ import logging
 import os
 import re
 import select
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from lmi_vllm.engine.deaths import ENGINE_DIED, OomKills, ended_so
 from lmi_vllm.engine.vllm.processes import read_worker_end
+from lmi_vllm.private_folders import PrivateFolder
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +30,7 @@ _SHARED: Final = re.compile(r"/dev/shm/psm_[0-9a-f]+$", re.MULTILINE)
 _MILLISECONDS: Final = 1000
 _TOLD_SECONDS: Final = 0.5  # until an engine core that lives has told how its worker ended
 _POLL_SECONDS: Final = 0.02
+_NOTE_SECONDS: Final = 2.0
 
 
 class _Worker(NamedTuple):
@@ -61,12 +64,7 @@ class EngineProcesses:
 
         Its helper removes them after the process, unless it is killed, too.
         """
-        pids = [core.pid for core in self._cores] + [worker.pid for worker in self._workers]
-        found: set[str] = set()
-        for pid in pids:
-            with contextlib.suppress(OSError):
-                found |= set(_SHARED.findall(Path(f"/proc/{pid}/maps").read_text("utf-8")))
-        return found
+        return shared_memory_of(core.pid for core in self._cores)
 
     @property
     def has_lost_a_worker(self) -> bool:
@@ -113,6 +111,35 @@ class EngineProcesses:
         if self._loop is not None and not self._loop.is_closed():
             for worker in self._workers:
                 self._loop.remove_reader(worker.descriptor)
+
+
+def shared_memory_of(pids: Iterable[int]) -> set[str]:
+    """Return the files of memory that these processes, and all below them, share (Linux)."""
+    found: set[str] = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):  # it has just ended
+            found |= set(_SHARED.findall(Path(f"/proc/{pid}/maps").read_text("utf-8")))
+        found |= shared_memory_of(_children_of(pid))
+    return found
+
+
+@contextlib.contextmanager
+def noting_shared_memory(folder: PrivateFolder, seconds: float = _NOTE_SECONDS) -> Iterator[None]:
+    """Note in `folder` what the processes share that the body starts, for it may take long."""
+    is_over = threading.Event()
+
+    def note() -> None:
+        while not is_over.wait(seconds):
+            with contextlib.suppress(OSError):  # a full disk ends no start
+                folder.note_outside(shared_memory_of(_children_of(os.getpid())))
+
+    noting = threading.Thread(target=note, name="lmi-vllm-shared-memory", daemon=True)
+    noting.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        noting.join()
 
 
 def _workers_of(core: int) -> list[_Worker]:

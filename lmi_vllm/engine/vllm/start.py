@@ -26,6 +26,7 @@ from lmi_vllm.engine.vllm.configuration import (
     runs_on_cpu,
     worked_around,
 )
+from lmi_vllm.engine.vllm.engine_processes import noting_shared_memory
 from lmi_vllm.engine.vllm.names import cached_tokenizer_from_config
 from lmi_vllm.engine.vllm.processes import (
     ERROR_FILE_VARIABLE,
@@ -43,7 +44,7 @@ from lmi_vllm.engine.vllm.workarounds import Scope, apply
 from lmi_vllm.engine.vllm.workarounds.not_finite import NOT_FINITE_COUNT
 from lmi_vllm.errors import ConfigurationError, EngineStartError
 from lmi_vllm.messages import EngineArguments, ServingProfile
-from lmi_vllm.private_folders import PrivateFolder, new_private_folder
+from lmi_vllm.private_folders import SHARED_MEMORY, PrivateFolder, new_private_folder
 
 logger = logging.getLogger(__name__)
 
@@ -124,7 +125,7 @@ def _start(
         _choose_start_method(arguments, is_cpu=is_cpu)
         own_length = config.model_config.max_model_len
         setup = EngineSetup(read, config, profile, thread, is_cpu, parts)
-        with _sockets_in(folder):
+        with _sockets_in(folder), noting_shared_memory(folder):
             llm = LeadingAsyncLLM(setup, clients, folder)
     if (fitted := config.model_config.max_model_len) < own_length:
         logger.warning(
@@ -167,7 +168,7 @@ def starting(arguments: EngineArguments, error_file: Path | None = None) -> Iter
 @contextlib.contextmanager
 def _engine_folder() -> Iterator[PrivateFolder]:
     """Make the folder that is the engine's, and is removed with it or where the body fails."""
-    folder = new_private_folder("lmi-vllm-engine-")
+    folder = new_private_folder("lmi-vllm-engine-", notes_in=SHARED_MEMORY)
     try:
         yield folder
     except BaseException:

@@ -30,6 +30,7 @@ from lmi_vllm.features.front_ends.first import EngineClients, FirstProcess, Shar
 from lmi_vllm.features.front_ends.handle import FrontEnd, ProcessEndedError
 from lmi_vllm.features.front_ends.series import remove_files, series_of_all
 from lmi_vllm.features.front_ends.shared_counters import SharedCounters
+from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import EngineArguments, ServingProfile
 from lmi_vllm.private_folders import new_private_folder
@@ -180,8 +181,8 @@ class FrontEndGroup(ProcessGroup):
             return  # it was stopped on purpose
         logger.error("front-end process %d ended with %s", process.pid, process.ending)
         self._processes.remove(process)
-        if self._join_message is None:
-            return  # `begin` or `join` starts another
+        if self._join_message is None or self._first.state().state is State.DRAINING:
+            return  # `begin` or `join` starts another; a drain is over before it could serve
         if self._clients.is_exhausted:
             logger.error("it was the last that could be replaced")
             self.failed.set()

@@ -35,13 +35,11 @@ class HuggingFaceHub:
         target = request.destination
         if target is None:
             return fetch_from_hub(source, request)
-        with file_lock(target.with_name(f"{target.name}.lock"), source.label):
-            try:
+        try:
+            with file_lock(target.with_name(f"{target.name}.lock"), source.label):
                 _fetch_to(source, request, target)
-            except OSError as error:
-                raise DownloadError(
-                    f"{source.label} cannot be stored at {target}: {error}"
-                ) from error
+        except OSError as error:
+            raise DownloadError(f"{source.label} cannot be stored at {target}: {error}") from error
         return target
 
     def read_text(self, request: FetchRequest, name: str) -> str | None:

@@ -25,6 +25,7 @@ MAX_RETRIES: Final = 4
 _SHOWN_CHARACTERS: Final = 300
 _TRANSIENT_STATUSES: Final = (408, 429, 500, 502, 503, 504)
 _FORBIDDEN_STATUSES: Final = (401, 403)
+_OF_CREDENTIALS: Final = ("token request", "redential", "Invalid Access Key")
 _MISSING_BUCKETS: Final = ("NoSuchBucket", "ContainerNotFound")
 _GOOGLE: Final = (
     "application_credentials", "service_account", "service_account_path", "service_account_key",
@@ -101,7 +102,7 @@ class CloudBucket:
     def _translated(self, url: str, error: Exception) -> Exception:
         text, where = str(error), self.place
         code, status = _found(r"<Code>(\w+)</Code>", text), _found(r"status code: (\d{3})", text)
-        if "token request" in text or "redential" in text:
+        if any(word in text for word in _OF_CREDENTIALS):
             advice = self._provider.credentials
             return UnreachableError(f"no usable credentials for {where} ({_short(text)}): {advice}")
         if code in _MISSING_BUCKETS or (status == "404" and "list request" in text):

@@ -19,6 +19,7 @@ from lmi_vllm.features.transfer import (
     FetchManifest,
     file_lock,
     is_weight_file,
+    naming_what_is_slow,
     read_manifest,
     replace_directory,
 )
@@ -109,7 +110,8 @@ class StoreSource:
         folder = request.reference.rstrip("/*")
         store = self.make_store(f"{folder}/", request.environ)
         try:
-            content = store.read(name)
+            with naming_what_is_slow(f"{folder}/{name}"):
+                content = store.read(name)
         except _UNAVAILABLE as error:
             for form in (f"{folder}/", folder, f"{folder}/*"):
                 directory = cache_directory(form, request.environ)
@@ -141,7 +143,8 @@ def _listed(
     store: ObjectStore, request: FetchRequest, *, with_weights: bool
 ) -> tuple[StoredObject, ...]:
     limits = request.limits
-    objects = store.list_objects(limits.files if limits else None)
+    with naming_what_is_slow(store.url):
+        objects = store.list_objects(limits.files if limits else None)
     if objects and request.select is not None:
         chosen = request.select({stored.name: stored.size for stored in objects}, store.url)
         objects = [stored for stored in objects if stored.name in chosen]

@@ -19,10 +19,13 @@ logger = logging.getLogger(__name__)
 
 @contextlib.asynccontextmanager
 async def reading_steps(
-    service: InferenceService, _: Settings, _environ: Mapping[str, str], _events: ServerEvents
+    service: InferenceService, _: Settings, _environ: Mapping[str, str], events: ServerEvents
 ) -> AsyncIterator[None]:
-    """Follow the starts of the engine, and its restarts, while the body runs."""
-    with following(service.lifecycle.start):
+    """Follow the starts of the engine, and its restarts, while the body runs.
+
+    A further front-end process starts none: what vLLM logs there are no steps.
+    """
+    with following(service.lifecycle.start) if events.is_first else contextlib.nullcontext():
         yield
 
 

@@ -1,5 +1,6 @@
 """Which records of vLLM's log are steps of a start, and how they come from other processes."""
 
+import asyncio
 import logging
 import os
 import subprocess
@@ -7,12 +8,15 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from lmi_vllm.engine.vllm.start_steps import MARKS, ORDER, STEPS_VARIABLE, step_of
-from lmi_vllm.features.start_steps.reading import enter, following
+from lmi_vllm.features.start_steps.reading import enter, following, reading_steps
 from lmi_vllm.inference.lifecycle import Lifecycle, Phase, StartProgress
+from lmi_vllm.server.context import ServerEvents
 
 LINES = (
     ("lmi_vllm.engine.vllm.factory", "importing vLLM", "import", {}),
@@ -135,3 +139,15 @@ def _wait_for(start: StartProgress, step: str) -> None:
     while start.step != step and time.monotonic() < until:
         time.sleep(0.02)
     assert start.step == step
+
+
+async def test_further_front_end_process_logs_no_steps(caplog: pytest.LogCaptureFixture) -> None:
+    """It imports vLLM and starts no engine."""
+    caplog.set_level(logging.INFO)
+    service = SimpleNamespace(lifecycle=Lifecycle())
+    for events in (ServerEvents(), ServerEvents(is_first=False)):
+        caplog.clear()
+        async with reading_steps(cast("Any", service), cast("Any", None), {}, events):
+            logging.getLogger("lmi_vllm.engine.vllm.factory").info("importing vLLM")
+            await asyncio.sleep(0.2)
+        assert ("starting the engine: import" in caplog.text) is events.is_first

@@ -1,18 +1,24 @@
 """Stores of objects: a further one is a row and a module."""
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from lmi_vllm.checks.model_config import read_model_files
 from lmi_vllm.config.model_source import locate_model, with_files
 from lmi_vllm.errors import DownloadError
+from lmi_vllm.features.object_stores import source
 from lmi_vllm.features.object_stores.source import StoreSource
 from lmi_vllm.features.sessions.start import upload_directory
-from lmi_vllm.sources.base import StoredObject
+from lmi_vllm.features.transfer import naming_what_is_slow
+from lmi_vllm.sources.base import FetchRequest, StoredObject
 from tests.support.adapter_files import CAPITALS
 from tests.support.assembled import SOURCES, AdapterSources, load_settings
+from tests.support.fetching import wait_until
 
 OBJECTS = {
     "tiny/config.json": b"{}",
@@ -89,6 +95,56 @@ def test_row_serves_adapters_and_is_written_to(environ: dict[str, str], tmp_path
     target = SOURCES.fetch_model("mem://tiny/", destination=tmp_path / "out", environ=environ)
     assert (target / "config.json").read_bytes() == b"{}"
     assert SOURCES.store_examples()[0] == "mem://bucket/prefix/"
+
+
+@pytest.mark.parametrize("asked", ["list_objects", "read"])
+def test_store_that_lets_us_wait_is_named(
+    environ: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    asked: str,
+) -> None:
+    """The client's own error of a silent store comes after minutes."""
+    answer = getattr(MemoryStore, asked)
+
+    def slow(*arguments: object) -> object:
+        wait_until(lambda: "has not answered for 0.05 s" in caplog.text, 10)
+        return answer(*arguments)
+
+    monkeypatch.setattr(MemoryStore, asked, slow)
+    monkeypatch.setattr(source, "naming_what_is_slow", partial(naming_what_is_slow, seconds=0.05))
+    if asked == "read":
+        request = FetchRequest("mem://tiny/", environ)
+        assert StoreSource("mem", MemoryStore).read_text(request, "config.json") == "{}"
+    else:
+        SOURCES.fetch_model("mem://tiny/", environ=environ)
+    assert "mem://tiny/" in caplog.text
+
+
+def test_what_another_process_fetches_is_waited_for_aloud(
+    environ: dict[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Init containers that share a volume: the second one says what it waits for."""
+    lock = FileLock(tmp_path / "out.lock", thread_local=False)
+    lock.acquire()
+    with ThreadPoolExecutor(1) as pool:
+        fetching = pool.submit(
+            SOURCES.fetch_model, "mem://tiny/", destination=tmp_path / "out", environ=environ
+        )
+        try:
+            wait_until(lambda: "Another process is fetching mem://tiny/" in caplog.text, 10)
+        finally:
+            lock.release()
+        assert fetching.result(20) == tmp_path / "out"
+    assert str(tmp_path / "out.lock") in caplog.text
+
+
+@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="needs a folder that takes no files")
+@pytest.mark.parametrize("reference", ["mem://tiny/", "acme/tiny"])
+def test_place_that_takes_no_lock_is_named(environ: dict[str, str], reference: str) -> None:
+    """The library of the lock takes it for another process, and would wait for ever."""
+    with pytest.raises(DownloadError, match=r"cannot be stored (in|at) /proc"):
+        SOURCES.fetch_model(reference, destination=Path("/proc/model"), environ=environ)
 
 
 def test_upload_needs_a_store(tmp_path: Path) -> None:
