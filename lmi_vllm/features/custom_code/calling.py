@@ -1,7 +1,7 @@
 """Calls of user code: on its thread, within its time limit, with LMI's `Input`."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
@@ -50,13 +50,13 @@ class CodeCaller:
             except Exception as error:
                 raise failure(failed, error) from error
 
-    def input(self, call: InferenceCall, content: Mapping[str, bytes]) -> Input:
-        """Return a request as the `Input` that LMI's handlers get."""
+    def input(self, call: InferenceCall, content: Iterable[tuple[str, bytes]] = ()) -> Input:
+        """Return a request as the `Input` that LMI's handlers get, with this content."""
         given = Input()
         given.properties = {**self.properties, **call.properties}
         if call.content_type:
             given.properties["Content-Type"] = call.content_type
-        for key, value in content.items():
+        for key, value in content:
             given.content.add(key, value)
         return given
 

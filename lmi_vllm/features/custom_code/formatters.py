@@ -20,7 +20,7 @@ from lmi_vllm.features.custom_code.functions import (
     new_payload,
 )
 from lmi_vllm.features.custom_code.rolling_batch import FORMATTER_FAILED, GIVEN_INPUT
-from lmi_vllm.inference.request.body import decode_body
+from lmi_vllm.inference.request.body import decode_body, named_contents
 from lmi_vllm.inference.response.openai_events import SSE_ERROR, error_of
 from lmi_vllm.inference.response.streams import close_iterator
 from lmi_vllm.messages import FRAMINGS, InferenceCall, OpenAIReply, Reply
@@ -56,9 +56,8 @@ class InputFormatter:
         """
         context = _hook_context(self.caller, call, payload)
         if self.function.wants_input:
-            context = _hook_context(
-                self.caller, call, payload, self.caller.input(call, {"data": call.body})
-            )
+            contents = named_contents(call.body, call.content_type)
+            context = _hook_context(self.caller, call, payload, self.caller.input(call, contents))
         made: dict[str, Any]
         made, text_input = await self.caller.call(
             FORMATTER_FAILED, _call_hook, self.function, (context,), _payload_and_input

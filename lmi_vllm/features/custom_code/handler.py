@@ -8,6 +8,7 @@ from lmi_vllm.errors import CustomCodeError, LmiError, StatusTable
 from lmi_vllm.features.custom_code.calling import CodeCaller, error_row, failure
 from lmi_vllm.features.custom_code.djl_python.inputs import Input
 from lmi_vllm.features.custom_code.djl_python.outputs import Encoded, Output
+from lmi_vllm.inference.request.body import named_contents
 from lmi_vllm.inference.response.streams import SilenceLimit, close_iterator
 from lmi_vllm.messages import FRAMINGS, InferenceCall, Reply
 
@@ -33,20 +34,19 @@ class Handler:
         Raises:
             LmiError: the handler failed, or took too long.
         """
-        await self.caller.call(
-            HANDLER_FAILED, self.function, self.caller.input(InferenceCall(b""), {})
-        )
+        await self.caller.call(HANDLER_FAILED, self.function, self.caller.input(InferenceCall(b"")))
 
     async def __call__(self, call: InferenceCall, statuses: StatusTable) -> Reply | None:
         """Return the handler's reply; None leaves the request to the built-in handler.
 
-        Its input holds the query parameters as content, then the body.
+        Its input holds the query parameters as content, then the body or a form's fields.
 
         Raises:
             CustomCodeError: the handler failed, or returned an unusable value.
+            PayloadError: the body is a form that cannot be read.
         """
-        content = {name: value.encode() for name, value in call.query.items()}
-        given = self.caller.input(call, {**content, "data": call.body})
+        query = [(name, value.encode()) for name, value in call.query.items()]
+        given = self.caller.input(call, [*query, *named_contents(call.body, call.content_type)])
         result = await self.caller.call(HANDLER_FAILED, self.function, given)
         if result is None:
             return None

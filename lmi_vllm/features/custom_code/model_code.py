@@ -61,7 +61,7 @@ class CustomCode:
         register, unregister = self._adapters.register, self._adapters.unregister
         if register is None and unregister is None:
             return hooks
-        given = self._caller.input(InferenceCall(b""), {})
+        given = self._caller.input(InferenceCall(b""))
         given.properties |= {"name": name, "src": path}
         for key, value in options.items():
             given.content.add(key, value.encode())

@@ -97,9 +97,18 @@ def decode_body(body: bytes, content_type: str) -> dict[str, Any]:
 
 def form_field(body: bytes, content_type: str, name: str) -> str | None:
     """Return the first field of that name in a form; None without one, or if it is no form."""
-    return next(
-        (text for field, _, text in _form_fields(body, content_type) if field == name), None
-    )
+    fields = _form_fields(body, content_type)
+    return next((_text(content) for field, _, content in fields if field == name), None)
+
+
+def named_contents(body: bytes, content_type: str) -> Sequence[tuple[str, bytes]]:
+    """Return what a handler finds under names: a form's fields and files, else the body as `data`.
+
+    Raises:
+        PayloadError: the form is cut off, or has too much.
+    """
+    fields = [(name, content) for name, _, content in _form_fields(body, content_type)]
+    return fields or [("data", body)]
 
 
 def _text(body: bytes) -> str:
@@ -122,8 +131,9 @@ def _decode_json(body: bytes) -> dict[str, Any]:
 def _decode_form(body: bytes, content_type: str) -> dict[str, Any]:
     if body.lstrip().startswith(b"{"):
         return _decode_json(body)
-    for name, part_type, text in _form_fields(body, content_type):
+    for name, part_type, content in _form_fields(body, content_type):
         if name == "data":
+            text = _text(content)
             is_object = KIND in content_type.lower() and text.lstrip().startswith("{")
             if is_object or "json" in part_type:
                 return _decode_json(text.encode())
@@ -131,8 +141,8 @@ def _decode_form(body: bytes, content_type: str) -> dict[str, Any]:
     raise PayloadError("the form has no field data; send JSON as application/json")
 
 
-def _form_fields(body: bytes, content_type: str) -> Iterator[tuple[str, str, str]]:
-    """Yield name, content type and text of each field."""
+def _form_fields(body: bytes, content_type: str) -> Iterator[tuple[str, str, bytes]]:
+    """Yield name, content type and content of each field."""
     kind = content_type.lower()
     if body.lstrip().startswith(b"{"):  # what `curl -d` sends unless it is given a content type
         return
@@ -142,12 +152,12 @@ def _form_fields(body: bytes, content_type: str) -> Iterator[tuple[str, str, str
                 f"the form has more than {MAX_PARTS} fields or {MAX_ESCAPES} escaped characters"
             )
         for name, value in parse_qsl(_text(body), keep_blank_values=True):
-            yield name, "", value
+            yield name, "", value.encode()
     elif boundary := boundary_of(content_type):
         for part in parts(body, boundary):
             if part.problem:
                 raise PayloadError(f"the field {part.name[:40]!r} of the form has {part.problem}")
-            yield part.name, part.kind, _text(part.content)
+            yield part.name, part.kind, part.content
 
 
 def _decode_csv(text: str) -> dict[str, Any]:

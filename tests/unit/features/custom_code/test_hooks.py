@@ -196,6 +196,47 @@ async def test_handler_sees_headers_options_and_query(serve: ServeScripted) -> N
     assert await answer.json(content_type=None) == ["text/a", "1", "acme/m", "2", "3", "body"]
 
 
+CUT = b'--b\r\nContent-Disposition: form-data; name="a"\r\n\r\nx'
+FILE = b'--b\r\nContent-Disposition: form-data; name="data"; filename="f"\r\n\r\n\xff\r\n'
+FORM = "application/x-www-form-urlencoded"
+# Body and its type -> names and values of the content after the query's.
+CONTENTS: dict[str, tuple[bytes, str, list[tuple[str, str]]]] = {
+    "multipart": (
+        FILE + CUT + b"\r\n--b--",
+        "multipart/form-data; boundary=b",
+        [("data", "\xff"), ("a", "x")],
+    ),
+    "urlencoded": (b"data=a+b&x=%31", FORM, [("data", "a b"), ("x", "1")]),
+    "JSON of curl": (b'{"a": 1}', FORM, [("data", '{"a": 1}')]),
+    "bytes": (b"\xff", "application/octet-stream", [("data", "\xff")]),
+}
+
+
+@pytest.mark.parametrize(("body", "kind", "contents"), CONTENTS.values(), ids=CONTENTS)
+async def test_handler_finds_the_fields_of_a_form(
+    serve: ServeScripted, body: bytes, kind: str, contents: list[tuple[str, str]]
+) -> None:
+    """As in LMI: a handler that reads the field `data` gets a form's file, not its boundaries."""
+
+    def handle(inputs: Input) -> Output:
+        pairs = inputs.get_content()
+        values = [value.decode("latin-1") for value in pairs.get_values()]
+        return Output().add_as_json([*zip(pairs.get_keys(), values, strict=True)])
+
+    client = await serve(code=code(handle=handle))
+    answer = await client.post("/invocations?q=3", data=body, headers={"Content-Type": kind})
+    assert await answer.json() == [["q", "3"], *map(list, contents)]
+
+
+async def test_handler_gets_no_form_that_is_cut_off(serve: ServeScripted) -> None:
+    """Half a file would be answered as if it were whole."""
+    client = await serve(code=code(handle=lambda _: Output().add("never")))
+    headers = {"Content-Type": "multipart/form-data; boundary=b"}
+    answer = await client.post("/invocations", data=CUT, headers=headers)
+    assert answer.status == 424
+    assert "cut off" in await answer.text()
+
+
 async def test_handler_may_stream(serve: ServeScripted) -> None:
     """An async generator of Outputs is a stream; its failure is the last line."""
 
