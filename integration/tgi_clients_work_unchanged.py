@@ -68,7 +68,7 @@ def test_chats_of_tgi_s_clients_are_answered(url: str) -> None:
 
 
 def test_prefill_has_every_token_of_the_prompt(url: str) -> None:
-    """The first without a log probability; each candidate has all of it, and the seed."""
+    """The first without a log probability; each candidate has all of it, and its own seed."""
     parameters = {
         "best_of": 2, "do_sample": True, "seed": 3, "max_new_tokens": 4,
         "decoder_input_details": True, "details": True,
@@ -80,7 +80,7 @@ def test_prefill_has_every_token_of_the_prompt(url: str) -> None:
     for sequence in (details, other):
         assert [token["id"] for token in sequence["prefill"]] == ids
         assert sequence["prefill"][0]["logprob"] is None
-        assert sequence["seed"] == 3
+    assert {details["seed"], other["seed"]} == {3, 4}
     body["parameters"] = {**parameters, "decoder_input_details": False}
     (other,) = call(url, "/generate", body).json()["details"]["best_of_sequences"]
     assert other["prefill"] == []
@@ -120,6 +120,42 @@ def test_grammar_seed_and_best_of(url: str) -> None:
     assert len(sampled) == 1
     best = client.text_generation(PROMPT, best_of=3, do_sample=True, details=True)
     assert len(best.details.best_of_sequences) == 2
+
+
+def test_seed_of_details_repeats_each_candidate(url: str) -> None:
+    """TGI draws a seed for a sampled answer; with it the same text comes again."""
+    parameters = {"do_sample": True, "temperature": 2.0, "max_new_tokens": 8, "details": True}
+    asked = {"inputs": PROMPT, "parameters": {**parameters, "best_of": 2}}
+    best = call(url, "/generate", asked).json()
+    (other,) = best["details"]["best_of_sequences"]
+    for text, seed in (
+        (best["generated_text"], best["details"]["seed"]),
+        (other["generated_text"], other["seed"]),
+    ):
+        again = {"inputs": PROMPT, "parameters": {**parameters, "seed": seed}}
+        assert call(url, "/generate", again).json()["generated_text"] == text
+    greedy = {"inputs": PROMPT, "parameters": {"details": True, "max_new_tokens": 1}}
+    assert call(url, "/generate", greedy).json()["details"]["seed"] is None
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/invocations"])
+def test_answer_goes_on_with_the_assistant_s_last_message(url: str, path: str) -> None:
+    """As TGI's clients prefill answers; whoever sends vLLM's own field decides."""
+    user = {"role": "user", "content": "What is the capital of France?"}
+    messages = [user, {"role": "assistant", "content": "The capital of"}]
+    body = {"messages": messages, "max_tokens": 12, "temperature": 0}
+
+    def answered(**fields: object) -> str:
+        answer = call(url, path, {**body, **fields}).json()["choices"][0]
+        return str(answer["message"]["content"])
+
+    assert answered().startswith(" France")
+    assert answered(add_generation_prompt=True).startswith("The capital")
+    parts = [{"type": "text", "text": "The capital of"}]
+    assert answered(messages=[user, {"role": "assistant", "content": parts}]).startswith(" France")
+    assert answered(stream=False, tools=[], tool_choice="auto").startswith(" France")
+    text = call(url, "/chat_tokenize", {"messages": messages}).json()["templated_text"]
+    assert text.endswith("The capital of")
 
 
 def test_adapter_id_answers_with_the_adapter(url: str) -> None:

@@ -74,7 +74,7 @@ async def prepare(context: RequestContext, payload: Any, *, is_hooked: bool = Tr
     runtime = context.runtime
     if runtime.profile.tgi_compat and isinstance(payload, dict):
         is_adapter = runtime.adapters.__contains__
-        payload = with_tgi_meaning(payload, runtime.profile.served_names, is_adapter)
+        payload = with_tgi_meaning(payload, runtime.profile, is_adapter)
     await context.hold_adapters(payload)
     if not is_hooked or context.needs_parts:
         return payload

@@ -70,7 +70,7 @@ async def chat_tokenize(context: RequestContext) -> Reply:
     runtime = context.runtime
     chat = {name: payload[name] for name in _CHAT_FIELDS if payload.get(name) is not None}
     served = runtime.profile.served_names
-    chat = with_tgi_meaning(chat, served, lambda _: False) | {"model": served[0]}
+    chat = with_tgi_meaning(chat, runtime.profile, lambda _: False) | {"model": served[0]}
     ids = (await _asked(context, "tokenize", chat))["tokens"]
     texts = await _asked(context, "detokenize", {"model": served[0], "tokens": ids})
     text = str(texts["prompt"])

@@ -19,6 +19,7 @@ from lmi_vllm.inference.request.sampling import (
     is_sampling,
     request_sampling,
     wants_details,
+    with_seed,
 )
 from lmi_vllm.messages import FRAMINGS, METERED, ServingProfile, TgiRoute
 
@@ -174,7 +175,7 @@ def _parameters(payload: Mapping[str, Any], profile: ServingProfile) -> Generati
     check_limits(raw, profile.limits, "parameters.")  # first: each wrong value has an error
     parameters = parse_parameters(raw)
     check_logprobs(parameters.__dict__, profile.limits)
-    return as_in_tgi(parameters) if profile.tgi_compat else parameters
+    return with_seed(as_in_tgi(parameters)) if profile.tgi_compat else parameters
 
 
 def streams_by_default(output_formatter: str | None) -> bool:

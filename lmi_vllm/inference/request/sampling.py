@@ -1,5 +1,6 @@
 """Validated parameters to vLLM's sampling fields, constraints and candidates."""
 
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -10,6 +11,7 @@ from lmi_vllm.inference.request.parameters import GenerationParameters
 from lmi_vllm.messages import BeamSearch, ServingProfile, TgiRoute
 
 DEFAULT_MAX_NEW_TOKENS: Final = 30
+_SEED_BITS: Final = 53  # JavaScript's clients read larger ones inexactly
 CONSTRAINTS: Final = frozenset(
     {
         "guided_json",
@@ -130,6 +132,18 @@ def as_in_tgi(parameters: GenerationParameters) -> GenerationParameters:
         or parameters.top_p not in (None, 1.0)
     )
     return parameters.model_copy(update={"do_sample": True}) if is_shaped else parameters
+
+
+def with_seed(parameters: GenerationParameters) -> GenerationParameters:
+    """Return the parameters of TGI's client with the seed that its details show.
+
+    TGI draws one for every sampled answer. vLLM samples seeded requests one by one, so only those
+    that ask for details get it.
+    """
+    asks = parameters.details or parameters.decoder_input_details
+    if not asks or parameters.seed is not None or not is_sampling(parameters):
+        return parameters
+    return parameters.model_copy(update={"seed": secrets.randbits(_SEED_BITS)})
 
 
 def is_sampling(parameters: GenerationParameters) -> bool:

@@ -263,7 +263,7 @@ def format_result(
             "finish_reason": finish_reason(best),
             "generated_tokens": len(best.tokens),
             "inputs": prompt,
-            "seed": request.seed,
+            "seed": _seed(request, best, schema),
             "tokens": list(map(_as_row(request, schema), best.tokens)),
             "prefill": _prefill(best, schema),
             **_all_top_tokens(request, best, schema),
@@ -303,7 +303,7 @@ def _other_sequence(
 ) -> dict[str, Any]:
     is_shown = schema.is_tgi or request.decoder_input_details
     prefill = {"prefill": _prefill(chunk, schema)} if is_shown else {}
-    seed = {"seed": request.seed} if schema.is_tgi else {}
+    seed = {"seed": _seed(request, chunk, schema)} if schema.is_tgi else {}
     return {
         **seed,
         "finish_reason": finish_reason(chunk),
@@ -313,6 +313,13 @@ def _other_sequence(
         **prefill,
         **_all_top_tokens(request, chunk, schema),
     }
+
+
+def _seed(request: LmiRequest, chunk: GenerationChunk, schema: Schema) -> int | None:
+    """Return the seed that repeats this sequence alone: candidates have the seeds that follow."""
+    if request.seed is None or not schema.is_tgi or request.candidates.beams:
+        return request.seed
+    return request.seed + chunk.index
 
 
 def _prefill(chunk: GenerationChunk, schema: Schema) -> list[dict[str, Any]]:
