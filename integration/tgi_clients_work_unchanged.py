@@ -140,7 +140,7 @@ def test_seed_of_details_repeats_each_candidate(url: str) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/invocations"])
 def test_answer_goes_on_with_the_assistant_s_last_message(url: str, path: str) -> None:
-    """As TGI's clients prefill answers; whoever sends vLLM's own field decides."""
+    """As TGI's clients prefill answers; vLLM's own field says otherwise."""
     user = {"role": "user", "content": "What is the capital of France?"}
     messages = [user, {"role": "assistant", "content": "The capital of"}]
     body = {"messages": messages, "max_tokens": 12, "temperature": 0}

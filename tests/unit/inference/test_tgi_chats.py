@@ -49,7 +49,7 @@ def test_chat_goes_on_with_an_assistant_s_text(messages: Any, goes_on: bool) -> 
 
 @pytest.mark.parametrize("given", [{name: value} for name, value in GOES_ON.items()])
 def test_chat_with_vllm_s_own_field_is_left_alone(given: dict[str, bool]) -> None:
-    """Whoever sends one of the fields says how the prompt ends."""
+    """Either of the fields says how the prompt ends."""
     found = understood(messages=said("The"), **given)
     assert {name: found[name] for name in GOES_ON if name in found} == given
 
@@ -122,7 +122,7 @@ def test_sampled_answers_with_details_have_a_seed() -> None:
     ids=["greedy", "details unasked", "LMI"],
 )
 def test_other_answers_have_no_seed_of_their_own(parameters: dict[str, Any]) -> None:
-    """Seeded requests are sampled one by one, so a seed that nobody reads is not drawn."""
+    """Seeded requests are sampled one by one, so a seed that is not shown is not drawn."""
     request = parsed(**parameters)
     assert request.seed is None
     assert "seed" not in request.sampling
