@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from integration.client import call
+from integration.client import call, wait_until
 from integration.conftest import ServerProcess, StartServer
 from lmi_vllm.assembly import create_app
 from lmi_vllm.inference.lifecycle import Lifecycle
@@ -190,6 +190,20 @@ def test_api_keys_guard_every_route_on_both_listeners(server_process: StartServe
             assert answer.status != 401, (method, path)
     assert call(both.inference, "/nothing").status == 401
     assert KEY not in both.server.stderr + "".join(both.server.seen)
+
+
+def test_keys_of_a_file_can_be_replaced(server_process: StartServer, tmp_path: Path) -> None:
+    """A key that leaves the file is refused on both listeners, without a restart."""
+    file = tmp_path / "keys"
+    file.write_text("first\n")
+    both = start_both(server_process, LMI_API_KEY_FILE=str(file), LMI_OPEN_SIGNALS="off")
+    for url in (both.inference, both.management):
+        assert call(url, "/v1/models", headers={"x-api-key": "first"}).status != 401
+    file.write_text("second\n")
+    now = {"x-api-key": "second"}
+    for url in (both.inference, both.management):
+        assert wait_until(lambda u=url: call(u, "/v1/models", headers=now).status != 401, 5)  # type: ignore[misc]
+        assert call(url, "/v1/models", headers={"x-api-key": "first"}).status == 401
 
 
 def test_routers_need_no_key_on_the_management_address(server_process: StartServer) -> None:

@@ -1,13 +1,17 @@
 """The addresses where the server listens, and the API keys.
 
 Another management address is a second listener, which has only the
-management routes. Files are read when the port opens, and by `explain`.
+management routes. Files are read when the port opens, and by `explain`. Those of keys and TLS are
+read again when they have changed.
 """
 
+import contextlib
 import ipaddress
+import logging
 import re
 import ssl
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -16,6 +20,9 @@ from lmi_vllm.config.options import ServerOptions
 from lmi_vllm.config.settings import ServerSettings, Settings
 from lmi_vllm.errors import StartupError
 
+logger = logging.getLogger(__name__)
+
+LOOK_SECONDS: Final = 1.0  # between two looks at the file of keys
 INFERENCE: Final = "inference_address"
 MANAGEMENT: Final = "management_address"
 PROCESSES: Final = "LMI_FRONTEND_PROCESSES"
@@ -146,6 +153,50 @@ def api_keys(server: ServerOptions) -> tuple[str, ...]:
             raise StartupError(f"LMI_API_KEY_FILE {path}: the file holds no key")
         keys += found
     return tuple(keys)
+
+
+class RenewedKeys:
+    """The API keys as their file is now, each with a number that is its own in this process.
+
+    A key that has left the file opens nothing any more, and its number is given to no other: what
+    is kept for a client is found by it. A file without a key leaves the earlier ones.
+    """
+
+    def __init__(self, server: ServerOptions, clock: Callable[[], float] = time.monotonic) -> None:
+        self._server = server
+        self._clock = clock
+        self._numbers: dict[str, int] = {}
+        self._stamp = self._stamp_of_file()
+        self._keys = self._numbered(api_keys(server))
+        self._next_look = clock() + LOOK_SECONDS
+
+    def __call__(self) -> tuple[tuple[int, str], ...]:
+        """Return the keys that count; the file is looked at once a second at most."""
+        if (now := self._clock()) >= self._next_look:
+            self._next_look = now + LOOK_SECONDS
+            if (stamp := self._stamp_of_file()) != self._stamp:
+                self._stamp = stamp
+                self._read()
+        return self._keys
+
+    def _read(self) -> None:
+        try:
+            self._keys = self._numbered(api_keys(self._server))
+        except StartupError as error:
+            logger.error("%s; the earlier keys count", error.text)
+        else:
+            logger.info("LMI_API_KEY_FILE was renewed: %d keys count", len(self._keys))
+
+    def _numbered(self, keys: Iterable[str]) -> tuple[tuple[int, str], ...]:
+        numbers = self._numbers
+        return tuple((numbers.setdefault(key, len(numbers)), key) for key in keys)
+
+    def _stamp_of_file(self) -> tuple[int, int, int] | None:
+        """What changes when the file is written or replaced; None if it is not there."""
+        with contextlib.suppress(OSError):
+            state = Path(self._server.lmi_api_key_file or "").stat()
+            return state.st_mtime_ns, state.st_size, state.st_ino
+        return None
 
 
 def listener_errors(

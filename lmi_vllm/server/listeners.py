@@ -9,7 +9,14 @@ from types import MappingProxyType
 from aiohttp import web
 
 from lmi_vllm.clock import CONNECTION_CLOSE_SECONDS
-from lmi_vllm.config.listen import ListenAddress, MakeTls, api_keys, listen_plan, listener_tls
+from lmi_vllm.config.listen import (
+    ListenAddress,
+    MakeTls,
+    RenewedKeys,
+    api_keys,
+    listen_plan,
+    listener_tls,
+)
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import StartupError
 from lmi_vllm.inference.service import InferenceService
@@ -162,6 +169,7 @@ def web_options(settings: Settings, parts: RouteParts) -> WebOptions:
         max_request_size=server.max_request_size,
         request_id_header=server.request_id_header_key,
         api_keys=api_keys(server),
+        renewed_keys=RenewedKeys(server) if server.lmi_api_key_file else None,
         has_open_signals=server.lmi_open_signals == "on",
         is_health_liveness=server.lmi_health_route == "liveness",
         allows_handler_override=server.allow_request_handler_override,

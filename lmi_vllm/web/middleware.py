@@ -5,7 +5,7 @@ import contextlib
 import hmac
 import logging
 import uuid
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Final
 
 from aiohttp import web
@@ -170,7 +170,10 @@ def _begun_answer(request: web.Request, *, is_whole: bool = False) -> web.Stream
 
 def _check_headers(request: web.Request, options: WebOptions) -> None:
     if options.api_keys and not is_open(request):
-        request[RECORD].key = key_of(request, options.api_keys)
+        keys = (
+            enumerate(options.api_keys) if options.renewed_keys is None else options.renewed_keys()
+        )
+        request[RECORD].key = key_of(request, tuple(keys))
     allows_cors = bool(options.cors_headers) and is_origin_allowed(request, options.cors_headers)
     check_same_site(request, allows_cors=allows_cors)
     if (group := group_of(request)) is not None:
@@ -273,8 +276,8 @@ def _request_id(request: web.Request, options: WebOptions) -> str:
     return given if given and given.isascii() and given.isprintable() else str(uuid.uuid4())
 
 
-def key_of(request: web.Request, keys: Iterable[str]) -> int:
-    """Return which of `keys` the request has, as a bearer token or in x-api-key.
+def key_of(request: web.Request, keys: Sequence[tuple[int, str]]) -> int:
+    """Return the number of the key that the request has, as a bearer token or in x-api-key.
 
     Raises:
         UnauthorizedError: none of them.
@@ -286,7 +289,7 @@ def key_of(request: web.Request, keys: Iterable[str]) -> int:
     index = None
     for text in given:
         shown = text.encode("utf-8", "surrogateescape")
-        for number, key in enumerate(keys):  # all, in full: the time must not depend on the key
+        for number, key in keys:  # all, in full: the time must not depend on the key
             if hmac.compare_digest(shown, key.encode()):
                 index = number
     if index is None:

@@ -132,7 +132,8 @@ class WebOptions:
 
     max_request_size: int = 64 << 20  # bytes
     request_id_header: str = REQUEST_ID_HEADER  # the request's id; answers always use x-request-id
-    api_keys: tuple[str, ...] = ()
+    api_keys: tuple[str, ...] = ()  # at the start
+    renewed_keys: Callable[[], Iterable[tuple[int, str]]] | None = None  # those of now, numbered
     has_open_signals: bool = False  # what routers read needs no key
     is_health_liveness: bool = True  # `/health` as of vllm serve; else as `/ping`
     routes: Routes = Routes.ALL

@@ -236,6 +236,19 @@ async def test_headers_api_key(serve: ServeScripted, headers: dict[str, str], st
     assert (response.headers.get("WWW-Authenticate") == "Bearer") is (status == 401)
 
 
+async def test_headers_api_key_that_is_renewed(serve: ServeScripted) -> None:
+    """The keys of now count, on every route: a revoked one is refused at once."""
+    keys = [(0, "first")]
+    options = WebOptions(api_keys=("first",), renewed_keys=lambda: keys)
+    client = await serve(options=options)
+    for path in ("/v1/models", "/metrics", "/adapters", "/nothing"):
+        keys[:] = [(0, "first")]
+        assert (await client.get(path, headers={"x-api-key": "first"})).status != 401
+        keys[:] = [(1, "second")]
+        assert (await client.get(path, headers={"x-api-key": "first"})).status == 401
+        assert (await client.get(path, headers={"x-api-key": "second"})).status != 401
+
+
 @pytest.mark.parametrize("header", [b"x-api-key: ", b"Authorization: Bearer "], ids=repr)
 async def test_headers_api_key_that_is_no_text(serve: ServeScripted, header: bytes) -> None:
     """Bytes that are no UTF-8 are a wrong key like any other."""

@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 
 from lmi_vllm.config.listen import (
+    LOOK_SECONDS,
     ListenAddress,
     ListenPlan,
+    RenewedKeys,
     api_keys,
     listen_plan,
 )
@@ -139,3 +141,48 @@ def test_file_without_a_key_ends_the_start(tmp_path: Path, content: bytes | None
         file.write_bytes(content)
     with pytest.raises(StartupError, match="LMI_API_KEY_FILE"):
         api_keys(load_settings({"LMI_API_KEY_FILE": str(file)}).server)
+
+
+def test_keys_are_those_that_the_file_has_now(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that has left it opens nothing, and its number, by which answers are kept, is no other's.
+
+    A file that is gone or empty leaves the earlier keys: the server is never open.
+    """
+    file, now = tmp_path / "keys", [0.0]
+
+    def write(text: str) -> None:
+        other = tmp_path / "other"
+        other.write_text(text)
+        other.rename(file)  # as Kubernetes renews a Secret
+        now[0] += LOOK_SECONDS
+
+    write("first\nsecond\n")
+    server = load_settings({"LMI_API_KEY": "own", "LMI_API_KEY_FILE": str(file)}).server
+    keys = RenewedKeys(server, lambda: now[0])
+    assert keys() == ((0, "own"), (1, "first"), (2, "second"))
+    write("third\nsecond\n")
+    assert keys() == ((0, "own"), (3, "third"), (2, "second"))
+    for broken in ("", " \n"):
+        write(broken)
+        assert keys() == ((0, "own"), (3, "third"), (2, "second"))
+    file.unlink()
+    now[0] += LOOK_SECONDS
+    assert len(keys()) == 3
+    assert "LMI_API_KEY_FILE" in caplog.text
+    assert "the earlier keys count" in caplog.text
+    write("first\n")
+    assert keys() == ((0, "own"), (1, "first"))
+    assert not [key for key in ("first", "second", "third") if key in caplog.text]
+
+
+def test_file_of_keys_is_looked_at_once_a_second(tmp_path: Path) -> None:
+    """Not at every request."""
+    file, now = tmp_path / "keys", [0.0]
+    file.write_text("first")
+    keys = RenewedKeys(load_settings({"LMI_API_KEY_FILE": str(file)}).server, lambda: now[0])
+    file.write_text("another")
+    assert keys() == ((0, "first"),)
+    now[0] = LOOK_SECONDS
+    assert keys() == ((1, "another"),)
