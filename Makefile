@@ -63,6 +63,7 @@ matrix: setup    ## every architecture that config/models/ has no result of, on 
 docs: setup       ## generated pages into config/ and docs/, and the recorded engine arguments
 	$(PY) scripts/record_vllm_arguments.py
 	$(PY) scripts/record_vllm_routes.py
+	$(PY) scripts/record_class_defaults.py
 	$(PY) scripts/make_docs.py
 
 site: setup       ## the documentation as a site in build/site; a broken link is an error (python3 -m http.server -d build/site)

@@ -35,6 +35,13 @@ _B: Final = "lora_B"
 _BASE_LAYER: Final = "base_layer"
 _HEADS: Final = ("score", "classifier")  # of classification, which vLLM takes whole
 _TOKENS: Final = "trainable_tokens_"
+# Tensors of PEFT's variants of LoRA, and the variant with its field of adapter_config.json.
+_TRAINED_WITH: Final = (
+    ("lora_magnitude_vector", "DoRA (use_dora)"),
+    ("lora_diag", "KaSA (kasa_config)"),
+    ("lora_velora_", "VeLoRA (velora_config)"),
+    ("lora_monteclora_", "MonteCLoRA (monteclora_config)"),
+)
 _EMBEDDINGS: Final = ("embed_tokens", "wte", "word_embeddings", "embed_in", "tok_embeddings")
 _HEAD_NAMES: Final = ("lm_head", "embed_out")
 _PARTS: Final = frozenset({_A, _B})
@@ -128,6 +135,12 @@ def _whole(name: str) -> str:
             f"{name} trains single tokens (trainable_token_indices), which vLLM does not support: "
             "merge the adapter into the model"
         )
+    for part, trained in _TRAINED_WITH:
+        if part in name:
+            return (
+                f"{name} is a part of {trained}, which vLLM does not support: merge the adapter "
+                "into the model"
+            )
     return (
         f"{name} is a whole weight, of modules_to_save or of a vocabulary that was resized; vLLM "
         "serves LoRA's factors only: train the adapter without it, or merge it into the model"

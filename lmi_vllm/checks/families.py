@@ -1,10 +1,26 @@
-"""Families whose config.json has other names for its numbers, or means other numbers by them."""
+"""Families whose config.json has other names for its numbers, or leaves out or means others."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Final
 
+from lmi_vllm.config.class_defaults import class_defaults
+
 Config = Mapping[str, object]
+# Other names of a number: where one is stated, the default of the class is not meant.
+_OTHER_NAMES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "hidden_size": ("n_embd", "n_embed", "d_model"),
+        "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
+        "num_attention_heads": ("n_head", "n_heads", "num_heads"),
+        "num_key_value_heads": ("num_kv_heads", "n_head_kv"),
+        "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size"),
+        "max_position_embeddings": (
+            "n_positions", "max_seq_len", "seq_length", "max_sequence_length",
+            "max_target_positions",
+        ),
+    }
+)  # fmt: skip
 
 
 def in_common_names(body: Config) -> Config:
@@ -12,9 +28,21 @@ def in_common_names(body: Config) -> Config:
 
     Multi-query models have one KV head, or a few groups; vLLM reads them so, too.
     """
-    reader = _FAMILIES.get(str(body.get("model_type") or "").lower())
+    family = str(body.get("model_type") or "").lower()
+    body = {**_left_out(body, family), **body}
+    reader = _FAMILIES.get(family)
     found = {} if reader is None else reader(body)
     return {**body, **{name: value for name, value in found.items() if value is not None}}
+
+
+def _left_out(body: Config, family: str) -> Config:
+    """The numbers that Transformers did not save, because they are those of its class."""
+    defaults = class_defaults().get(family, {})
+    return {
+        name: value
+        for name, value in defaults.items()
+        if not any(other in body for other in _OTHER_NAMES.get(name, ()))
+    }
 
 
 def _part(body: Config, name: str) -> Config:

@@ -26,6 +26,8 @@ _COUNTED_MIXTURES: Final = (
     "dbrx", "deepseek_v2", "deepseek_v3", "gpt_oss", "llama4", "llama4_text", "mixtral", "olmoe",
     "phimoe", "qwen2_moe", "qwen3_moe",
 )  # fmt: skip
+# Vision encoders whose MLP has a gate: three matrices instead of two.
+_GATED_VISION: Final = ("pixtral", "qwen2_5_vl")
 _EXPERTS: Final = ("num_local_experts", "num_experts", "n_routed_experts")
 _MXFP4_BITS: Final = 4.25  # 4 bits, and one scale of 8 bits for 32 numbers
 _MXFP4_ROWS: Final = 256  # vLLM's kernels pad a row of an expert to a multiple of it
@@ -116,7 +118,8 @@ def count_weights(config: Mapping[str, object]) -> Weights | None:
     tables = 1 if body.get("tie_word_embeddings", family in _TIED) else 2
     if family in _LEARNED:
         vocabulary += number_of(body, "max_position_embeddings", "n_positions") or 0
-    plain = tables * vocabulary * hidden + _routers(body, hidden, layers) + _vision(config)
+    plain = tables * vocabulary * hidden + _routers(body, hidden, layers)
+    plain += _vision(config, hidden)
     return Weights((*attention, *mlp), plain, _stored(body))
 
 
@@ -195,17 +198,31 @@ def _routers(body: Mapping[str, object], hidden: int, layers: int) -> int:
     return (number_of(body, *_EXPERTS) or 0) * hidden * _sparse_layers(body, layers)
 
 
-def _vision(config: Mapping[str, object]) -> int:
-    """Return the parameters of the vision encoder; 0 without one."""
+def _vision(config: Mapping[str, object], outputs: int) -> int:
+    """Return the parameters of the vision encoder and its projector; 0 without one."""
     vision = config.get("vision_config")
     if not isinstance(vision, dict):
         return 0
-    hidden, intermediate = (
-        number_of(vision, "hidden_size") or 0,
-        number_of(vision, "intermediate_size"),
+    width = number_of(vision, "embed_dim", "hidden_size") or 0
+    intermediate = number_of(vision, "intermediate_size") or width * (
+        number_of(vision, "mlp_ratio") or 4
     )
     layers = number_of(vision, "num_hidden_layers", "depth") or 0
-    return layers * (4 * hidden * hidden + 2 * hidden * (intermediate or 4 * hidden))
+    kind = str(vision.get("model_type") or config.get("model_type"))
+    matrices = 3 if kind in _GATED_VISION else 2
+    blocks = layers * (4 * width * width + matrices * width * intermediate)
+    if kind.startswith("qwen"):
+        return blocks + _mergers(vision, width)
+    return blocks + (outputs * (width + outputs) if "projector_hidden_act" in config else 0)
+
+
+def _mergers(vision: Mapping[str, object], width: int) -> int:
+    """Return the parameters of Qwen's mergers, which make one token of several patches."""
+    merged = width * (number_of(vision, "spatial_merge_size") or 0) ** 2
+    outputs = number_of(vision, "out_hidden_size", "hidden_size") or 0
+    deeper = vision.get("deepstack_visual_indexes")
+    number = 1 + (len(deeper) if isinstance(deeper, list) else 0)
+    return number * (merged * merged + merged * outputs)
 
 
 def _stored(body: Mapping[str, object]) -> Quantized | None:

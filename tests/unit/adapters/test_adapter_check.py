@@ -80,6 +80,13 @@ WHOLE: dict[str, tuple[dict[str, tuple[int, int]], str]] = {
         {"base_model.model.model.embed_tokens.weight": (520, 128)}, "a vocabulary that was resized"
     ),
     "tokens": ({TOKENS: (3, 128)}, "trainable_token_indices"),
+    "KaSA": ({f"{LAYER}.lora_diag": (16, 1)}, r"a part of KaSA \(kasa_config\)"),
+    "VeLoRA": ({f"{LAYER}.lora_velora_embed": (4, 1)}, r"a part of VeLoRA \(velora_config\)"),
+    "MonteCLoRA": (
+        {f"{LAYER}.lora_monteclora_sampler.std_prior": (1, 1)},
+        r"a part of MonteCLoRA \(monteclora_config\)",
+    ),
+    "DoRA": ({f"{LAYER}.lora_magnitude_vector": (128, 1)}, r"a part of DoRA \(use_dora\)"),
     "empty": ({f"{LAYER}.lora_A.weight": (0, 0), f"{LAYER}.lora_B.weight": (0, 0)}, "ZeRO-3"),
     "of a classifier": ({f"{HEAD}.weight": (2, 128), f"{HEAD}.bias": (2, 1)}, ""),
 }  # fmt: skip

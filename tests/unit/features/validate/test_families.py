@@ -29,6 +29,16 @@ FALCON_7B = {
     "model_type": "falcon", "hidden_size": 4544, "num_hidden_layers": 32, "vocab_size": 65024,
     "num_attention_heads": 71, "multi_query": True, "new_decoder_architecture": False,
 }  # fmt: skip
+GEMMA_VISION = {
+    "model_type": "siglip_vision_model", "hidden_size": 1152, "intermediate_size": 4304,
+    "num_hidden_layers": 27, "num_attention_heads": 16,
+}  # fmt: skip
+QWEN_VISION = {"depth": 32, "num_heads": 16, "patch_size": 14, "spatial_merge_size": 2}
+QWEN_TEXT = {
+    "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28,
+    "num_attention_heads": 28, "num_key_value_heads": 4, "vocab_size": 152064,
+    "max_position_embeddings": 32768, "tie_word_embeddings": False,
+}  # fmt: skip
 # config.json as published, parameters of the maker's model card or index, KV heads x head size.
 PUBLISHED: list[tuple[str, Config, int, int]] = [
     ("falcon-7b", FALCON_7B, 6_921_720_704, 32 * 64),
@@ -54,6 +64,26 @@ PUBLISHED: list[tuple[str, Config, int, int]] = [
         "num_attention_heads": 32, "intermediate_size": 22016, "kv_channels": 128,
         "vocab_size": 151936, "seq_length": 8192, "tie_word_embeddings": False},
      7_721_324_544, 32 * 4096),
+    # The rest is the default of the class, which Transformers does not save.
+    ("gemma-3-4b", {"model_type": "gemma3", "vision_config": GEMMA_VISION, "text_config": {
+        "model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240,
+        "num_hidden_layers": 34, "sliding_window": 1024}}, 4_300_079_472,
+     35 * 4 * 256),  # of 29 and 5 layers vLLM makes groups of 5
+    ("gemma-3-12b", {"model_type": "gemma3", "vision_config": GEMMA_VISION, "text_config": {
+        "model_type": "gemma3_text", "hidden_size": 3840, "intermediate_size": 15360,
+        "num_hidden_layers": 48, "num_attention_heads": 16, "num_key_value_heads": 8,
+        "sliding_window": 1024}}, 12_187_325_040, 48 * 8 * 256),
+    ("llava-1.5-7b", {"model_type": "llava", "projector_hidden_act": "gelu",
+        "text_config": {
+            "model_type": "llama", "max_position_embeddings": 4096, "vocab_size": 32064},
+        "vision_config": {
+            "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24}},
+     7_063_427_072, 32 * 4096),
+    ("qwen2-vl-7b", QWEN_TEXT | {"model_type": "qwen2_vl", "vision_config": QWEN_VISION | {
+        "embed_dim": 1280, "hidden_size": 3584, "mlp_ratio": 4}}, 8_291_375_616, 28 * 4 * 128),
+    ("qwen2.5-vl-7b", QWEN_TEXT | {"model_type": "qwen2_5_vl", "vision_config": QWEN_VISION | {
+        "hidden_size": 1280, "intermediate_size": 3420, "out_hidden_size": 3584}},
+     8_292_166_656, 28 * 4 * 128),
     ("bloom", {"model_type": "bloom", "n_embed": 14336, "n_layer": 70,
         "num_attention_heads": 112, "vocab_size": 250880}, 176_247_271_424, 70 * 14336),
     ("gpt2", {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12,
@@ -102,6 +132,19 @@ def test_folder_with_both_of_mistral_s_layouts_is_counted_once(tmp_path: Path) -
     for number in (1, 2):
         (tmp_path / f"model-{number}.safetensors").write_bytes(bytes(500))
     assert read_directory(tmp_path).weight_bytes == 1000
+
+
+def test_length_that_is_not_stated_is_that_of_the_class() -> None:
+    """Falcon 7B was promised 893,891 tokens; vLLM serves 2048."""
+    assert read_shape(FALCON_7B).longest == 2048
+    assert read_shape(FALCON_7B | {"seq_length": 4096}).longest == 4096
+
+
+@pytest.mark.parametrize("stated", [{"n_head": 16}, {"num_heads": 16}], ids=str)
+def test_number_under_another_name_is_not_a_default(stated: Config) -> None:
+    """The class's number would win over the stated one."""
+    shape = read_shape({"model_type": "llama", "hidden_size": 1024} | stated)
+    assert (shape.heads, shape.head_size) == (16, 64)
 
 
 @pytest.mark.parametrize(
