@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 
-from lmi_vllm.checks.model_config import read_local_files
+from lmi_vllm.checks.model_config import ModelFiles, read_local_files
 from lmi_vllm.config.listen import listener_errors
 from lmi_vllm.config.option_table import OptionTable
 from lmi_vllm.config.other_servers.as_settings import from_flags
@@ -139,11 +139,16 @@ def translation_of(
     read: ModelReader,
     configuration: Configuration,
     *,
-    needs_model: bool = True,
+    unnamed: ModelFiles | None = None,
 ) -> Translation:
-    """The translation for these devices, with all faults that end a start before the engine."""
+    """The translation for these devices, with all faults that end a start before the engine.
+
+    With `unnamed`, the files of a model that no setting names, a missing model is no fault.
+    """
     devices = devices_of(arguments, environ)
-    translation = configuration.translator.translate_start(settings, environ, devices, read)
+    translation = configuration.translator.translate_start(
+        settings, environ, devices, read, unnamed
+    )
     warnings, errors = [*translation.warnings], [*translation.errors]
     errors += listener_errors(settings, environ, configuration.make_tls)
     if find_spec("vllm") is None:
@@ -153,7 +158,8 @@ def translation_of(
         )
     model, missing = translation.model, translation.missing
     has_refused_model = any("option.model_id" in error for error in settings.errors)
-    if needs_model and missing is not None and not has_refused_model and str(missing) not in errors:
+    is_needed = unnamed is None and not has_refused_model
+    if is_needed and missing is not None and str(missing) not in errors:
         errors.append(str(missing))
     if model is not None:
         errors += [fault for check in configuration.file_checks for fault in check(settings, model)]

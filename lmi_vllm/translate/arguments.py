@@ -191,19 +191,20 @@ class Translator:
         environ: Mapping[str, str],
         devices: Devices,
         read: ModelReader = read_local_files,
+        unnamed: ModelFiles | None = None,
     ) -> Translation:
         """The translation for the configured model, with all errors of both.
 
         `read` returns the model's config.json, so that arguments which it excludes are errors
         before the weights are fetched. A missing model is no error of the configuration; it is only
-        in `missing`.
+        in `missing`, and `unnamed` is then what is known of the files.
         """
         model, missing = None, None
         try:
             model = locate_model(settings, environ)
         except ModelSourceError as error:
             missing = error
-        files = ModelFiles() if model is None else read(model)
+        files = (unnamed or ModelFiles()) if model is None else read(model)
         translation = self.translate(settings, model, devices, files)
         is_fault = missing is not None and not isinstance(missing, NoModelError)
         is_unread = bool(files.problem) and model is not None and not is_directory(model.model)

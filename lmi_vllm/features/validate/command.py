@@ -45,13 +45,14 @@ def run(
 ) -> int:
     """Print the explanation with the checks' results; returns 0, or 2 when there is an error."""
     settings = configuration.load(environ, command_line_of(arguments, configuration.options))
+    given_files = read_directory(Path(arguments.config)) if arguments.config else None
     read = reader_of(arguments, settings, environ, configuration, with_size=True)
-    if arguments.config:
-        read = _reader_of_directory(Path(arguments.config))
+    if given_files is not None:
+        read = _reader_of(given_files)
     translation = translation_of(
-        arguments, settings, environ, read, configuration, needs_model=not arguments.config
+        arguments, settings, environ, read, configuration, unnamed=given_files
     )
-    files = read_directory(Path(arguments.config)) if arguments.config else _known(translation)
+    files = given_files or _known(translation)
     memory = arguments.device_memory * GIB if arguments.device_memory else _device_bytes()
     given = {**environ, **settings.environment_exports}
     allows_long = given.get(ALLOW_LONG, "").strip().lower() in ("1", "true")
@@ -119,9 +120,9 @@ def _checked(
             yield f"{directory / name}"
 
 
-def _reader_of_directory(directory: Path) -> ModelReader:
-    """Return a reader that gives the files of `directory` for any model."""
-    return lambda _: read_directory(directory)
+def _reader_of(files: ModelFiles) -> ModelReader:
+    """Return a reader that gives `files` for any model."""
+    return lambda _: files
 
 
 def _known(translation: Translation) -> ModelFiles:

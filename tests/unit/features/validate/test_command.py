@@ -63,6 +63,26 @@ def test_longer_context_is_a_warning_where_vllm_takes_it(validated: Validate, te
         assert any("own length" in warning for warning in document["warnings"])
 
 
+def test_config_alone_is_checked_as_that_of_a_named_model(
+    validated: Validate, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """`--config DIR` is what the page recommends where there is no model yet."""
+    long = {"rope_scaling": {"rope_type": "longrope"}, "original_max_position_embeddings": 4096}
+    short = {"model_type": "nomic_bert", "max_trained_positions": 2048}
+    for config, field, text in (
+        (LLAMA_8B | long, "warnings", "max_model_len is 4096, though the model takes 131072"),
+        (LLAMA_8B | short, "errors", "512 is below 2048"),
+    ):
+        folder = tmp_path_factory.mktemp("config")
+        (folder / "config.json").write_text(json.dumps(config))
+        store = tmp_path_factory.mktemp("store")
+        flags = ("--config", str(folder), "--model-store", str(store))
+        given = option(max_model_len="512") if field == "errors" else {}
+        _, document = validated(None, given, *flags)
+        assert any(text in one for one in document[field]), document[field]
+        assert not any("no model" in one for one in document["errors"])
+
+
 def option(**options: str) -> dict[str, str]:
     """Options as variables."""
     return {f"OPTION_{name.upper()}": text for name, text in options.items()}
