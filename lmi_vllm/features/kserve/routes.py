@@ -12,7 +12,7 @@ import orjson
 from aiohttp import web
 
 from lmi_vllm._version import __version__
-from lmi_vllm.errors import Dialect
+from lmi_vllm.errors import Dialect, ResourceNotFoundError
 from lmi_vllm.features.kserve.translation import (
     ANSWER,
     EMBEDDING,
@@ -56,11 +56,24 @@ async def server(request: web.Request) -> web.Response:
     )
 
 
+def _model_of(request: web.Request) -> str:
+    """Return the model that the path names.
+
+    Raises:
+        ResourceNotFoundError: it is not served; the words are those of LMI's plug-in.
+    """
+    name = request.match_info["model"]
+    try:
+        request.app[SERVICE].check_model(name)
+    except ResourceNotFoundError as error:
+        raise ResourceNotFoundError(f"Model not found: {name}", error.kind) from None
+    return name
+
+
 async def model(request: web.Request) -> web.Response:
     """Describe the model's tensors: texts in; texts, vectors or a JSON answer out."""
     service = request.app[SERVICE]
-    name = request.match_info["model"]
-    service.check_model(name)
+    name = _model_of(request)
     shape = {"datatype": "BYTES", "shape": [-1]}
     outputs: list[dict[str, Any]] = [{"name": ANSWER, **shape}]
     if service.profile.task == GENERATE:
@@ -80,8 +93,7 @@ async def model(request: web.Request) -> web.Response:
 async def model_ready(request: web.Request) -> web.Response:
     """Answer the model's readiness: 200 while it serves, else 503."""
     service = request.app[SERVICE]
-    name = request.match_info["model"]
-    service.check_model(name)
+    name = _model_of(request)
     is_ready = service.lifecycle.is_ready
     return json_answer({"name": name, "ready": is_ready}, 200 if is_ready else 503)
 
@@ -89,8 +101,7 @@ async def model_ready(request: web.Request) -> web.Response:
 async def infer(request: web.Request) -> web.Response:
     """Answer an inference request: texts to texts, or to vectors."""
     service = request.app[SERVICE]
-    name = request.match_info["model"]
-    service.check_model(name)
+    name = _model_of(request)
     request[RECORD].dialect = Dialect.KSERVE
     service.expect_room()
     call = await read_call(request, _properties(request.headers))

@@ -193,6 +193,8 @@ async def test_errors_of_every_layer_have_the_protocol_s_shape(
         answer = await client.request(method, path, **more)
         body = await answer.json()
         assert (answer.status, list(body)) == (status, ["error"]), (path, body)
+        if "other" in path:
+            assert body["error"] == "Model not found: other"  # as LMI's plug-in says it
         assert answer.headers["x-request-id"]
         assert ("Retry-After" in answer.headers) == (status == 503)
 
