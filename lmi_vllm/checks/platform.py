@@ -3,6 +3,7 @@
 import os
 import resource
 import shutil
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -60,6 +61,17 @@ def check_cache_folders(environ: Mapping[str, str]) -> list[str]:
                 f"{variable} to one that can"
             )
     return warnings
+
+
+def check_temporary_folder(environ: Mapping[str, str]) -> list[str]:
+    """Return a warning if the folder that is set is not used: Python takes another silently."""
+    wanted, used = environ.get("TMPDIR"), tempfile.gettempdir()
+    if not wanted or Path(wanted).absolute() == Path(used):
+        return []
+    return [
+        f"TMPDIR={wanted} cannot be written (not there, full or not allowed): temporary files are "
+        f"in {used}"
+    ]
 
 
 def cache_folder(variable: str, environ: Mapping[str, str]) -> Path:

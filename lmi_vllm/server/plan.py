@@ -7,7 +7,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
 
-from lmi_vllm.checks.platform import check_cache_folders, check_shared_memory
+from lmi_vllm.checks.platform import (
+    check_cache_folders,
+    check_shared_memory,
+    check_temporary_folder,
+)
 from lmi_vllm.config.secrets import mask_urls
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import ConfigurationError
@@ -81,7 +85,7 @@ def plan_start(
         raise ConfigurationError(errors)
     code = code_loader(settings, parts.make_code).check(settings, model)
     shared = check_shared_memory(arguments.number("tensor_parallel_size", 1))
-    caches = check_cache_folders(own)
+    caches = [*check_cache_folders(own), *check_temporary_folder(own)]
     for warning in (*explanation.warnings, *code, *shared, *caches):
         logger.warning("%s", warning)
     shown = {name: explanation.engine_args.get(name) for name in arguments.values}

@@ -2,9 +2,16 @@
 
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
-from lmi_vllm.checks.platform import check_cache_folders, check_shared_memory
+import pytest
+
+from lmi_vllm.checks.platform import (
+    check_cache_folders,
+    check_shared_memory,
+    check_temporary_folder,
+)
 
 PROGRAM = """
 import resource, sys
@@ -53,3 +60,15 @@ def test_cache_folders_that_cannot_be_written_are_named(tmp_path: Path) -> None:
     assert f"{blocked}/hf cannot be written" in warning
     assert "set HF_HOME" in warning
     assert len(check_cache_folders({"XDG_CACHE_HOME": str(blocked)})) == 2
+
+
+def test_temporary_folder_that_is_not_used_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python passes over one that is full, and takes /tmp."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert check_temporary_folder({}) == []
+    assert check_temporary_folder({"TMPDIR": f"{tmp_path}/"}) == []
+    (warning,) = check_temporary_folder({"TMPDIR": "/scratch"})
+    assert "TMPDIR=/scratch cannot be written" in warning
+    assert str(tmp_path) in warning
