@@ -205,6 +205,9 @@ class Store(Source, Protocol):
     def problem(self, reference: str) -> str:
         """Why a URL cannot be read on this machine, before it is asked for; empty if it can."""
 
+    def lacking(self, reference: str, environ: Mapping[str, str]) -> str:
+        """What the variables lack to read a URL, if its form can be read; empty for nothing."""
+
     @property
     def is_streamed_by_vllm(self) -> bool:
         """Whether vLLM's Run:ai loader reads weights from there by itself."""

@@ -205,7 +205,8 @@ class Translator:
         except ModelSourceError as error:
             missing = error
         files = (unnamed or ModelFiles()) if model is None else read(model)
-        translation = self.translate(settings, model, devices, files)
+        known = {**environ, **settings.environment_exports}
+        translation = self.translate(settings, model, devices, files, known)
         is_fault = missing is not None and not isinstance(missing, NoModelError)
         is_unread = bool(files.problem) and model is not None and not is_directory(model.model)
         unread = (files.unread_warning,) if is_unread else ()
@@ -224,14 +225,17 @@ class Translator:
         model: ModelArtifacts | None,
         devices: Devices,
         files: ModelFiles | None = None,
+        environ: Mapping[str, str] | None = None,
     ) -> Translation:
         """The translation for a known model; raises nothing.
 
-        Without `files` those of a local model count. Errors in `settings.errors` are not repeated.
+        Without `files` those of a local model count, without `environ` no variable is missing.
+        Errors in `settings.errors` are not repeated.
         """
         if files is None:
             files = ModelFiles() if model is None else read_local_files(model)
         draft = self._draft(settings, model, devices, files)
+        draft.environ = environ
         for rule in self._before_checkpoint:
             rule(draft)
         return self._with_checkpoint_rules(draft)

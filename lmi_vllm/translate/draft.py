@@ -27,6 +27,8 @@ class ArgumentDraft:
     options: OptionTable
     sources: Sources
     engines: OwnEngines
+    # What a start reads, `option.env` included; None where no start is meant.
+    environ: Mapping[str, str] | None = field(default=None, repr=False)
     values: dict[str, object] = field(default_factory=dict)
     origins: dict[str, Origin] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)

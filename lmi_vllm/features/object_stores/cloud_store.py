@@ -8,7 +8,13 @@ from typing import Any, Final
 
 from lmi_vllm.errors import DownloadError
 from lmi_vllm.features.object_stores import cloud_transfer
-from lmi_vllm.features.object_stores.cloud_bucket import AZURE, GOOGLE, CloudBucket, Provider
+from lmi_vllm.features.object_stores.cloud_bucket import (
+    AZURE,
+    GOOGLE,
+    CloudBucket,
+    Provider,
+    azure_account,
+)
 from lmi_vllm.features.object_stores.cloud_urls import AZURE_URLS, GCS_URLS, CloudUrls
 from lmi_vllm.features.object_stores.location import check_small, has_md5_of, missing_text
 from lmi_vllm.features.object_stores.source import StoreSource
@@ -192,6 +198,15 @@ def _version(entry: Mapping[str, Any]) -> str:
     return str(entry["version"] or entry["e_tag"] or "").strip('"')
 
 
+def _lacking_account(url: str, environ: Mapping[str, str]) -> str:
+    """Why no storage account is known for a URL of Azure; empty if it is."""
+    try:
+        azure_account(AZURE_URLS.parse(url), environ)
+    except DownloadError as error:
+        return str(error)
+    return ""
+
+
 _GOOGLE: Final = Cloud(GCS_URLS, GOOGLE)
 _AZURE: Final = Cloud(AZURE_URLS, AZURE)
 
@@ -201,9 +216,10 @@ GCS: Final = StoreSource(
 )  # fmt: skip
 AZ: Final = StoreSource(
     "az", partial(CloudStore, _AZURE), is_streamed_by_vllm=True, problem_of=AZURE_URLS.problem,
-    bucket="container",
+    lacking_of=_lacking_account, bucket="container",
 )  # fmt: skip
 AZURE_LONG: Final = StoreSource(
     "abfss", partial(CloudStore, _AZURE), claimed=AZURE_URLS.claimed,
-    problem_of=AZURE_URLS.problem, bucket="container@account.dfs.core.windows.net",
+    problem_of=AZURE_URLS.problem, lacking_of=_lacking_account,
+    bucket="container@account.dfs.core.windows.net",
 )  # fmt: skip

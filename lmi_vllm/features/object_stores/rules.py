@@ -8,7 +8,7 @@ from lmi_vllm.translate.draft import ArgumentDraft
 
 
 def check_urls(draft: ArgumentDraft) -> None:
-    """Refuse URLs in a form that is not read, or whose package is missing."""
+    """Refuse URLs in a form that is not read, or whose package or account is missing."""
     found: dict[str, tuple[Setting, ...]] = {}
     for setting in draft.settings.all_details():
         found |= dict.fromkeys(_texts(setting.value), (setting,))
@@ -16,11 +16,16 @@ def check_urls(draft: ArgumentDraft) -> None:
         found.setdefault(draft.model.reference, ())
     for text, about in found.items():
         store = draft.sources.store_of(text)
-        if store is not None and (problem := store.problem(text)):
+        if store is None:
+            continue
+        problem = store.problem(text)
+        lacking = "" if problem or draft.environ is None else store.lacking(text, draft.environ)
+        if problem or lacking:
             # Where vLLM is not installed either, another machine is to serve.
-            is_elsewhere = "obstore:" in problem and find_spec("vllm") is None
+            is_of_machine = bool(lacking) or "obstore:" in problem
+            is_elsewhere = is_of_machine and find_spec("vllm") is None
             named = "".join(f"{setting.label}: " for setting in about)
-            (draft.warn if is_elsewhere else draft.fail)(f"{named}{problem}", *about)
+            (draft.warn if is_elsewhere else draft.fail)(f"{named}{problem or lacking}", *about)
 
 
 def _texts(value: object) -> Iterator[str]:

@@ -55,6 +55,7 @@ class StoreSource:
     is_streamed_by_vllm: bool = False
     claimed: re.Pattern[str] | None = None  # the begin of further URLs, of no other source
     problem_of: Callable[[str], str] = lambda _: ""
+    lacking_of: Callable[[str, Mapping[str, str]], str] = lambda _url, _environ: ""
     bucket: str = "bucket"  # in examples
 
     @property
@@ -71,6 +72,10 @@ class StoreSource:
     def problem(self, reference: str) -> str:
         """Why the URL cannot be read on this machine; empty if it can."""
         return self.problem_of(reference.strip())
+
+    def lacking(self, reference: str, environ: Mapping[str, str]) -> str:
+        """What the variables lack to read the URL, if its form can be read; empty for nothing."""
+        return self.lacking_of(reference.strip(), environ)
 
     def fetch(self, request: FetchRequest) -> Path:
         """Return the local directory with all below the URL, or with the archive's content.

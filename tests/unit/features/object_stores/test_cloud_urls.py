@@ -10,7 +10,7 @@ import pytest
 from lmi_vllm.commands import explain
 from lmi_vllm.config.secrets import mask_urls
 from lmi_vllm.errors import DownloadError
-from lmi_vllm.features.object_stores import cloud_urls
+from lmi_vllm.features.object_stores import cloud_urls, rules
 from lmi_vllm.features.object_stores.cloud_bucket import azure_account
 from lmi_vllm.features.object_stores.cloud_urls import AZURE_URLS, GCS_URLS
 from tests.support.assembled import CONFIGURATION, fetch_model
@@ -129,6 +129,51 @@ def test_explain_finds_the_missing_package(
     assert found[0].endswith("needs the package obstore: pip install obstore")
     with pytest.raises(DownloadError, match="pip install obstore"):
         fetch_model("gs://b/m", environ={})
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"HF_MODEL_ID": "{}"},
+        {"SERVING_LOAD_MODELS": "name={}"},
+        {"HF_MODEL_ID": "x/y", "OPTION_LORA_MODULES": "a={}", "OPTION_ENABLE_LORA": "true"},
+        {"HF_MODEL_ID": "x/y", "OPTION_ADAPTER_STORE": "{}", "OPTION_ENABLE_LORA": "true"},
+        {"HF_MODEL_ID": "x/y", "OPTION_TOKENIZER": "{}"},
+        {"HF_MODEL_ID": "x/y", "LMI_CACHE_URI": "{}"},
+    ],
+)
+@pytest.mark.parametrize(
+    ("url", "account", "text"),
+    [
+        ("az://c/a", "", "set AZURE_STORAGE_ACCOUNT_NAME"),
+        ("https://acct.blob.core.windows.net/c/a", "ours", "not sent to another"),
+        ("az://c/a", "ours", ""),
+        ("abfss://c@acct.dfs.core.windows.net/a", "", ""),
+    ],
+)
+@pytest.mark.parametrize("is_option", [False, True])
+def test_explain_finds_accounts_that_are_missing(
+    capsys: pytest.CaptureFixture[str], environ: dict[str, str], url: str, account: str, text: str,
+    *, is_option: bool,
+) -> None:  # fmt: skip
+    """No store need be asked for that; the account may come by `option.env`."""
+    name = "AZURE_STORAGE_ACCOUNT_NAME"
+    given = {key: value.format(url) for key, value in environ.items()}
+    given |= {"OPTION_ENV": f"{name}={account}"} if is_option else {name: account}
+    errors, _ = _explained(capsys, given)
+    found = [error for error in errors if "AZURE" in error]
+    assert len(found) == bool(text)
+    assert not text or text in found[0]
+
+
+def test_explain_without_vllm_warns_of_missing_accounts(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another machine is to serve, and has variables of its own."""
+    monkeypatch.setattr(rules, "find_spec", lambda _: None)
+    errors, warnings = _explained(capsys, {"HF_MODEL_ID": "az://c/a"})
+    assert not any("AZURE" in error for error in errors)
+    assert any("set AZURE_STORAGE_ACCOUNT_NAME" in warning for warning in warnings)
 
 
 def test_explain_finds_forms_that_are_not_read(capsys: pytest.CaptureFixture[str]) -> None:
