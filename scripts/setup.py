@@ -108,6 +108,9 @@ def main() -> int:
     except SetupError as error:
         say(str(error))
         return 1
+    except OSError as error:  # a full disk, a folder that cannot be written
+        say(f"set-up failed: {error.filename or ROOT}: {error.strerror or error}")
+        return 1
     return 0
 
 

@@ -1,8 +1,10 @@
 """scripts/setup.py: which vLLM and torch go into which environment, as commands of pip."""
 
 import ast
+import errno
 import importlib.util
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -322,3 +324,24 @@ def test_old_python_is_told_which_ones_are_supported(tmp_path: Path, python: str
 def test_any_python_3_can_read_the_first_script() -> None:
     """Its syntax is that of Python 3.4; that of 2.7 is tried where there is one."""
     ast.parse(BEGIN.read_text(encoding="utf-8"), feature_version=(3, 4))
+
+
+def test_folder_that_cannot_be_written_is_named(
+    setup: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """In one line, without a traceback; so is a full disk."""
+
+    def create(folder: Path, **_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(folder / "include"))
+
+    monkeypatch.setattr(setup, "ROOT", tmp_path)
+    monkeypatch.setattr(setup, "fingerprint", lambda _: "new")
+    monkeypatch.setattr(setup, "install_packages", lambda *_: [])
+    monkeypatch.setattr(setup.venv, "create", create)
+    monkeypatch.setattr(setup.sys, "argv", ["setup.py"])
+    assert setup.main() == 1
+    expected = f"setup: set-up failed: {tmp_path / '.venv' / 'include'}: Read-only file system"
+    assert capsys.readouterr().out.splitlines()[-1] == expected
