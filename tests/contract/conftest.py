@@ -12,7 +12,9 @@ import pytest
 
 from lmi_vllm.demo import DEMO_MODEL_DIR
 from lmi_vllm.engine.base import Engine
+from lmi_vllm.engine.vllm import workarounds
 from lmi_vllm.engine.vllm.processes import new_engine_thread
+from lmi_vllm.engine.vllm.workarounds import Scope
 from lmi_vllm.features.scripted.engine import ScriptedEngine
 from lmi_vllm.messages import (
     EngineArguments,
@@ -77,6 +79,15 @@ class LoopThread:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
         self._loop.close()
+
+
+@pytest.fixture
+def plain_tokenizers() -> Iterator[None]:
+    """Let tokenizers be plain, which an engine of this process has changed to its end."""
+    applied = workarounds.apply_to_the_end(Scope.TOKENIZERS)
+    applied.close()
+    yield
+    applied.enter_context(workarounds.apply(Scope.TOKENIZERS))
 
 
 @pytest.fixture(scope="session")

@@ -26,7 +26,7 @@ from lmi_vllm.engine.vllm.tokenizer_trial import tried
 from lmi_vllm.engine.vllm.workarounds import Scope
 from lmi_vllm.errors import EngineStartError
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.usefixtures("plain_tokenizers")]
 TEXT = "The model reads words"
 IMPORTS = "import sentencepiece\nfrom transformers import PreTrainedTokenizer\n"
 # Ours; they call the base class and are called by it as the code of ChatGLM and Baichuan is.
@@ -99,7 +99,7 @@ PUBLISHED = {
 
 
 @pytest.fixture
-def applied() -> Iterator[None]:
+def applied(plain_tokenizers: None) -> Iterator[None]:
     """As in a server: from before a tokenizer is loaded."""
     with workarounds.apply(Scope.TOKENIZERS):
         yield
