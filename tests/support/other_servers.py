@@ -152,6 +152,17 @@ DEPLOYMENTS: Final = (
         address="http://0.0.0.0:8080",
     ),
     Deployment(
+        "hugging face: sagemaker_entrypoint.sh of its vLLM image, which finds the model itself",
+        (),
+        {
+            "HF_MODEL_ID": "{model}", "SM_VLLM_MAX_MODEL_LEN": "512", "HF_ENABLE_LMCACHE": "0",
+            "SM_VLLM_TENSOR_PARALLEL_SIZE": "1", "SAGEMAKER_BIND_TO_PORT": "8080",
+        },
+        {"model_id": "{model}", "max_model_len": 512, "tensor_parallel_size": 1},
+        ("{model}", "lmi"),
+        "http://0.0.0.0:8080",
+    ),
+    Deployment(
         "tgi: sagemaker-entrypoint.sh and the launcher's variables",
         (),
         {

@@ -33,11 +33,17 @@ _OTHER_PREFIXES: Final = MappingProxyType(
         "VLLM_LORA_RESOLVER_": "adapters on demand are option.adapter_store (docs/adapters.md)",
     }
 )
-# Switches of Hugging Face's image of vLLM, and what says the same here.
+# Variables of Hugging Face's image of vLLM, and what says the same here. Its other names with these
+# prefixes are read by libraries, such as HF_ENABLE_PARALLEL_LOADING by transformers.
 _OF_HUGGING_FACE: Final = MappingProxyType(
     {
+        "HF_ENABLE_EXPANDABLE_SEGMENTS": "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
         "HF_ENABLE_LMCACHE": "set OPTION_LMCACHE_AUTO_CONFIG=true",
+        "HF_ENABLE_OPTIMIZATIONS": "each of them has a setting of its own here",
         "HF_ENABLE_RUNAI_STREAMER": "set OPTION_LOAD_FORMAT=runai_streamer",
+        "HF_ENABLE_TOKENIZERS_GUARD": "set TOKENIZERS_PARALLELISM=false",
+        "HF_ENABLE_XET_HIGH_PERFORMANCE": "set HF_XET_HIGH_PERFORMANCE=1",
+        "HF_LMCACHE_CPU_FRACTION": "set LMCACHE_MAX_LOCAL_CPU_SIZE, in GB",
         "HF_LMCACHE_KV_CONFIG": "set OPTION_KV_TRANSFER_CONFIG",
     }
 )

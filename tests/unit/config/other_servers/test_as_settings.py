@@ -104,7 +104,9 @@ def test_model_of_a_variable_has_its_own_name_too(name: str, tmp_path: Path) -> 
     assert load_settings(environ, line).model.served_model_name == ["mine"]
 
 
-@pytest.mark.parametrize("record", sorted(RECORDS.glob("*.json")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "record", sorted(RECORDS.glob("vllm_arguments_*.json")), ids=lambda path: path.stem
+)
 def test_no_flag_of_a_release_is_lost(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is a setting, has no effect by name, or is refused by name."""
     release = read_release(record)
@@ -287,6 +289,25 @@ def test_variables_of_hugging_face_s_image_are_named_where_they_are_on() -> None
     unknown = of_images(environ, OPTIONS, has_model=True).unknown
     assert [text.split()[0] for text in unknown] == ["HF_ENABLE_LMCACHE", "HF_LMCACHE_KV_CONFIG"]
     assert "OPTION_LMCACHE_AUTO_CONFIG" in unknown[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("HF_ENABLE_EXPANDABLE_SEGMENTS", "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"),
+        ("HF_ENABLE_OPTIMIZATIONS", "a setting of its own"),
+        ("HF_ENABLE_TOKENIZERS_GUARD", "TOKENIZERS_PARALLELISM=false"),
+        ("HF_ENABLE_XET_HIGH_PERFORMANCE", "HF_XET_HIGH_PERFORMANCE=1"),
+        ("HF_LMCACHE_CPU_FRACTION", "LMCACHE_MAX_LOCAL_CPU_SIZE"),
+    ],
+)
+def test_every_variable_of_hugging_face_s_image_is_named(name: str, advice: str) -> None:
+    """With the way here; off is how it is here. Those of libraries are theirs."""
+    (text,) = of_images({name: "1"}, OPTIONS, has_model=True).unknown
+    assert text.startswith(f"{name} has no effect")
+    assert advice in text
+    off = {name: "0", "HF_ENABLE_PARALLEL_LOADING": "1"}
+    assert not of_images(off, OPTIONS, has_model=True).unknown
 
 
 def test_address_of_two_variables_names_both_in_any_order() -> None:
