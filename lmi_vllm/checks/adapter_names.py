@@ -49,7 +49,7 @@ def _moved(
         return plain
     found = [
         (old, new)
-        for old, new in _prefixes(min(sides, default=""), shapes)
+        for old, new in _prefixes(_deepest(sides), shapes)
         if all(
             module.startswith(old) and _fits(new + module.removeprefix(old), pair, shapes)
             for module, pair in sides.items()
@@ -61,6 +61,11 @@ def _moved(
         return {}
     ((old, new),) = places
     return {name: _below(one, old, new) for name, one in plain.items()}
+
+
+def _deepest(modules: Iterable[str]) -> str:
+    """Return the module whose name says most of its place: an embedding's may be one word."""
+    return min(modules, key=lambda name: (-name.count("."), name), default="")
 
 
 def _below(name: str, old: str, new: str) -> str:
@@ -87,7 +92,7 @@ def _fits(module: str, pair: tuple[int, ...], shapes: Mapping[str, Shape]) -> bo
 def _prefixes(module: str, shapes: Iterable[str]) -> Iterable[tuple[str, str]]:
     """Yield a prefix of the module and one of the base, for each place with the longest rest."""
     parts = module.split(".")
-    for cut in range(len(parts) - 1):
+    for cut in range(max(1, len(parts) - 1)):
         rest = ".".join(parts[cut:])
         places = [name for name in shapes if name == rest or name.endswith(f".{rest}")]
         if places:

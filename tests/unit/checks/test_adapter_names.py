@@ -67,6 +67,20 @@ def test_prefix_is_that_of_the_base(trained: str, served: str) -> None:
     )
 
 
+@pytest.mark.parametrize("layers", [adapter(ROOT + LAYER), {}], ids=["and layers", "alone"])
+@pytest.mark.parametrize("served", ["model.", "model.language_model."])
+def test_embedding_without_a_prefix_is_found(layers: dict[str, Tensor], served: str) -> None:
+    """`AutoModel` has none, so the embedding's name is one word; PEFT saves its weight, too."""
+    embedding = f"{ROOT}embed_tokens"
+    weights = layers | {
+        f"{embedding}.lora_embedding_A": Tensor("F32", (8, 512), 0),
+        f"{embedding}.lora_embedding_B": Tensor("F32", (32, 8), 0),
+        f"{embedding}.base_layer.weight": Tensor("F32", (512, 32), 0),
+    }
+    names = fitting_names(weights, base(served) | {f"{served}embed_tokens": (512, 32)})
+    assert names == {name: name.replace(ROOT, ROOT + served) for name in weights}
+
+
 def test_text_model_is_taken_of_several_that_fit() -> None:
     """A tower may have the same layers. If no word says which is the text's, none is taken."""
     weights = adapter(f"{ROOT}model.{LAYER}")
