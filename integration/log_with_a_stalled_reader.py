@@ -66,7 +66,7 @@ def test_serving_with_a_stalled_log_reader(engine: str) -> None:
             assert call(url, f"/models?{'x' * 300}={number}", seconds=10).status == 200
         assert call(url, "/ping", seconds=10).status == 200
         # Xgrammar warns of this one, on the event loop, past Python's logging.
-        bound = {"guided_json": {"type": "string", "pattern": "a^b$c"}} if engine == "vllm" else {}
+        bound = {"guided_json": {"type": "string", "pattern": "(^a|b)"}} if engine == "vllm" else {}
         asked = {"inputs": "x", "stream": True, "parameters": bound}
         assert call(url, "/invocations", asked, seconds=60).status == 200
         assert call(url, "/ping", seconds=10).status == 200

@@ -25,7 +25,10 @@ REFUSED = {
     f"http://{METADATA}/latest/meta-data/": 409,
     f"https://{METADATA}/latest/": 409,
     f"ftp://{METADATA}/x": 409,
-    f"gs://{METADATA}/x": 409,
+    f"gs://{METADATA}/x": 424,
+    f"az://{METADATA}/x": 424,
+    f"abfs://x@{METADATA}/x": 424,
+    f"https://{METADATA}/x.blob.core.windows.net/x": 409,
     f"//{METADATA}/latest": 424,
     f"file://{METADATA}/latest": 424,
     f"http:/{METADATA}/latest": 424,
@@ -87,6 +90,9 @@ def test_no_source_leads_to_the_metadata_service(
             environ = KEYS | {
                 "AWS_ENDPOINT_URL": "http://127.0.0.1:9", "HF_ENDPOINT": hub.url,
                 "HF_HOME": str(tmp_path / "hub"), "SERVING_DOWNLOAD_DIR": str(tmp_path / "cache"),
+                # Without these Google's and Azure's clients ask it themselves, for credentials.
+                "GOOGLE_SKIP_SIGNATURE": "true", "AZURE_SKIP_SIGNATURE": "true",
+                "AZURE_STORAGE_ACCOUNT_NAME": "account",
                 "LMI_ADAPTER_HUB": "true", "LMI_ADAPTER_ROOTS": str(allowed),
             }  # fmt: skip
             server = server_process(

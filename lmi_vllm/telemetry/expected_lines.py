@@ -25,7 +25,7 @@ def is_news(record: logging.LogRecord) -> bool:
         return True
     if record.name == _WARNINGS:
         return _DEPRECATED not in record.getMessage().partition(":")[0]
-    return not record.name.startswith("vllm") or not record.msg.startswith(_EXPECTED)
+    return not record.name.startswith("vllm") or not str(record.msg).startswith(_EXPECTED)
 
 
 def is_news_on_a_terminal(record: logging.LogRecord) -> bool:

@@ -58,7 +58,10 @@ def step_of(record: logging.LogRecord) -> tuple[str, Mapping[str, float]] | None
     """Return the step that a record begins or is within, and its figures; None for most."""
     if not record.name.startswith(_LOGGERS):
         return None
-    text = record.getMessage()
+    try:
+        text = record.getMessage()
+    except (TypeError, ValueError):  # arguments that its text does not take: the handler says so
+        return None
     for mark in MARKS:
         if found := mark.text.search(text):
             figures = {

@@ -49,6 +49,13 @@ def test_step_and_its_figures(
     assert step_of(record("another.library", text)) is None
 
 
+def test_record_that_cannot_be_read_is_no_step() -> None:
+    """An error in a filter would end the engine."""
+    name = "vllm.v1.engine.core"
+    assert step_of(logging.LogRecord(name, logging.INFO, "", 1, "%d", ("x",), None)) is None
+    assert step_of(logging.LogRecord(name, logging.INFO, "", 1, {"a": 1}, (), None)) is None
+
+
 def test_words_are_those_of_the_installed_vllm() -> None:
     """Each text of the table that has no variable part is in vLLM's code."""
     vllm = Path(pytest.importorskip("vllm").__file__).parent

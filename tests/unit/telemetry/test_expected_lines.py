@@ -47,6 +47,11 @@ def test_others_are_kept(name: str, text: str) -> None:
     assert is_news(record(name, text))
 
 
+def test_message_need_not_be_text() -> None:
+    """An example connector of vLLM's logs an object; an error would end the engine."""
+    assert is_news(record("vllm.distributed", {"kv": 1}))  # type: ignore[arg-type]
+
+
 @pytest.mark.usefixtures("root_level")
 @pytest.mark.parametrize(
     ("environ", "is_terminal", "is_kept"),
