@@ -1,11 +1,11 @@
-"""The injected clock: everything that waits uses it, so tests control the time.
+"""The injected clock, and what measures time: everything that waits uses it, so tests control it.
 
 The time limits of a shutdown are here, too.
 """
 
 import asyncio
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
@@ -47,3 +47,29 @@ class Clock:
             for each in (task, timer):
                 each.cancel()
             await asyncio.gather(task, timer, return_exceptions=True)
+
+
+class Laps:
+    """Seconds spent in each of several parts of a time, one after the other."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._spent: dict[str, float] = {}
+        self._running = ""
+        self._began = 0.0
+
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        """Seconds of each part, the running one included."""
+        if not self._running:
+            return dict(self._spent)
+        running = self._now() - self._began
+        return {**self._spent, self._running: self._spent.get(self._running, 0.0) + running}
+
+    def enter(self, name: str) -> None:
+        """Begin a part, which may have been entered before; none with an empty name."""
+        self._spent, self._running, self._began = dict(self.seconds), name, self._now()
+
+    def clear(self) -> None:
+        """Forget all of it."""
+        self._spent, self._running = {}, ""

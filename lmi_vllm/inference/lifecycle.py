@@ -6,6 +6,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final
 
+from lmi_vllm.clock import Laps
 from lmi_vllm.errors import Fault, NotReadyError
 
 
@@ -39,32 +40,6 @@ _REFUSED: Final = MappingProxyType({
     State.DRAINING: "Model {} is draining: the server is shutting down",
 })  # fmt: skip
 _NOTHING: Final[Mapping[str, object]] = MappingProxyType({})
-
-
-class Laps:
-    """Seconds spent in each of several parts of a time, one after the other."""
-
-    def __init__(self, now: Callable[[], float]) -> None:
-        self._now = now
-        self._spent: dict[str, float] = {}
-        self._running = ""
-        self._began = 0.0
-
-    @property
-    def seconds(self) -> Mapping[str, float]:
-        """Seconds of each part, the running one included."""
-        if not self._running:
-            return dict(self._spent)
-        running = self._now() - self._began
-        return {**self._spent, self._running: self._spent.get(self._running, 0.0) + running}
-
-    def enter(self, name: str) -> None:
-        """Begin a part, which may have been entered before; none with an empty name."""
-        self._spent, self._running, self._began = dict(self.seconds), name, self._now()
-
-    def clear(self) -> None:
-        """Forget all of it."""
-        self._spent, self._running = {}, ""
 
 
 class StartProgress:

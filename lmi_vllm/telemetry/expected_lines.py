@@ -15,7 +15,7 @@ _EXPECTED: Final = (
     "Enforce eager set, disabling",
     "Inductor compilation was disabled by user settings",
 )
-_DEPRECATED: Final = "vllm/"  # a warning of Python's about a line of vLLM's code
+_DEPRECATED: Final = "/site-packages/vllm/"  # a warning of Python's about a line of vLLM's code
 _WARNINGS: Final = "py.warnings"
 
 

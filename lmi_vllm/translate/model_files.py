@@ -16,7 +16,6 @@ from lmi_vllm.translate.draft import ArgumentDraft, Rule
 # Tokenizers that Transformers reads, and those that only mistral_common does.
 _TRANSFORMERS: Final = ("tokenizer.json", "tokenizer.model")
 _CONFIGS: Final = ("config.json", "params.json")
-_OTHERS: Final = ("params.json", "model.py")  # Mistral's layout, and code that serves by itself
 _NOMIC_LENGTH: Final = 2048  # vLLM's, where config.json says none (models/config.py)
 _MISTRAL: Final = ("tekken.json", "tokenizer.model.v*")
 # Parts of the names of weights that turn a state into scores.
@@ -38,7 +37,11 @@ def readable(draft: ArgumentDraft) -> None:
         if problem := read_directory(path).problem:
             draft.fail(f"{draft.label('model')}: {folder}: {problem}")
         return
-    if any((path / name).is_file() for name in _OTHERS) or any(path.glob("*.gguf")):
+    directory = draft.model.directory if draft.model is not None else None
+    # Code of a user may serve what no engine reads; GGUF alone has an error of its own.
+    if any((place / "model.py").is_file() for place in (path, directory) if place is not None):
+        return
+    if (path / "params.json").is_file() or any(path.glob("*.gguf")):
         return
     inner = sorted(found.parent.name for name in _CONFIGS for found in path.glob(f"*/{name}"))
     advice = f"; its folder {inner[0]} has one: name {path / inner[0]}" if inner else ""

@@ -15,6 +15,7 @@ EXPECTED = (
 NEWS = (
     ("vllm.config.vllm", "Something else that is wrong"),
     ("lmi_vllm.server", "Enforce eager set, disabling torch.compile"),
+    ("py.warnings", "/opt/lmi_vllm/model.py:3: UserWarning: of a user's code"),
     ("py.warnings", "/home/me/model.py:3: UserWarning: vllm/ is in the text"),
 )
 

@@ -186,3 +186,15 @@ def test_folder_that_is_no_model_is_refused(
     found = [text for text in errors if "model (HF_MODEL_ID)" in text and str(tmp_path) in text]
     assert bool(found) is bool(error)
     assert error.format(folder=tmp_path) in "".join(found)
+
+
+def test_code_beside_the_weights_may_read_what_is_no_model(tmp_path: Path) -> None:
+    """The store has model.py, and the model id names a folder of data."""
+    store, data = tmp_path / "store", tmp_path / "data"
+    store.mkdir()
+    data.mkdir()
+    (store / "model.py").touch()
+    (store / "serving.properties").write_text(f"option.model_id={data}", encoding="utf-8")
+    environ = {"SERVING_MODEL_STORE": str(store)}
+    errors = translate_start(load_settings(environ), environ, Devices()).errors
+    assert not [text for text in errors if "is no model" in text]
