@@ -1,8 +1,11 @@
 """Two CPU ranks: tensor, pipeline and data parallel answer what one rank does, and end with it.
 
+With data parallelism a change of an adapter is made on both ranks, or on none.
+
 The embedded model and its adapters. vLLM places CPU ranks with VLLM_CPU_OMP_THREADS_BIND set.
 """
 
+import asyncio
 import json
 import os
 import re
@@ -18,6 +21,7 @@ import pytest
 from integration.client import OpenStream, call, wait_until
 from integration.conftest import RunningServer, ServerProcess, StartServer
 from integration.server_exit_cleans_up import are_gone
+from integration.storm import OPTIONS, rage, report
 from tests.support.adapter_files import WEIGHTS, copy_adapter, make_adapter, write_safetensors
 
 pytestmark = pytest.mark.vllm
@@ -32,6 +36,40 @@ TOPOLOGIES = {
     "pipeline": {"OPTION_PIPELINE_PARALLEL_DEGREE": "2"},
     "data": {"OPTION_DATA_PARALLEL_SIZE": "2"},
 }
+# An operator's extension of the workers, whose import makes the second rank refuse some adapters.
+# It notes beside itself what each rank reads and drops.
+REFUSING = """
+from vllm.lora.worker_manager import WorkerLoRAManager
+
+begin, load = WorkerLoRAManager.__init__, WorkerLoRAManager._load_adapter
+drop = WorkerLoRAManager.remove_adapter
+
+def note(manager, *words):
+    with open(__file__ + ".notes", "a") as notes:
+        print(manager.rank, *words, file=notes)
+
+def know_the_rank(manager, config, *rest, **more):
+    manager.rank = config.parallel_config.data_parallel_index
+    begin(manager, config, *rest, **more)
+
+def load_or_refuse(manager, request):
+    if request.lora_name.startswith("half") and manager.rank == 1:
+        raise ValueError("the second rank refuses it")
+    note(manager, "reads", request.lora_int_id)
+    return load(manager, request)
+
+def remove_adapter(manager, number):
+    note(manager, "drops", number)
+    return drop(manager, number)
+
+WorkerLoRAManager.__init__ = know_the_rank
+WorkerLoRAManager._load_adapter = load_or_refuse
+WorkerLoRAManager.remove_adapter = remove_adapter
+
+class Refusing:
+    pass
+"""
+STORM_SECONDS = 15
 PROMPTS = ("The capital of France is", "Once upon a time", "A list of colours:")
 
 
@@ -153,3 +191,29 @@ def test_an_adapter_that_the_workers_refuse_disturbs_no_later_one(
     good = make_adapter(tmp_path / "good", 1)
     assert call(url, f"/adapters?name=good&src={good}", method="POST").status == 200
     assert answers(url) == before
+
+
+def test_data_parallel_ranks_change_adapters_together(
+    server_process: StartServer, tmp_path: Path
+) -> None:
+    """What the second rank alone refuses is refused, and leaves the first; then a storm."""
+    (tmp_path / "refusing.py").write_text(REFUSING, encoding="utf-8")
+    notes = tmp_path / "refusing.py.notes"
+    added = {"PYTHONPATH": str(tmp_path), "OPTION_WORKER_EXTENSION_CLS": "refusing.Refusing"}
+    server = server_process("--demo", "--port", "0", environ=TOPOLOGIES["data"] | OPTIONS | added)
+    url = server.url_when_ready()
+    notes.unlink()
+    half = make_adapter(tmp_path / "half", 2)
+    refused = call(url, f"/adapters?name=half&src={half}", method="POST")
+    assert (refused.status, b"second rank refuses" in refused.body) == (424, True), refused.body
+    rows = [line.split() for line in notes.read_text(encoding="utf-8").splitlines()]
+    first = [row[1:] for row in rows if row[0] == "0"]
+    assert first[0][0] == "reads"
+    assert first[-1] == ["drops", first[0][1]]
+    asked = call(url, "/invocations", {"inputs": "x", "adapters": "half"})
+    assert b"not found" in asked.body, asked.body
+    storm = asyncio.run(rage(url, STORM_SECONDS, seed=int(time.time())))
+    print(report(storm))
+    assert not storm.wrong, server.describe()
+    assert storm.counts["checked"] > 30
+    assert all(count > 10 for count in requests_by_rank(url)), requests_by_rank(url)

@@ -139,8 +139,8 @@ def _used_devices(draft: ArgumentDraft, span: int, first_devices: list[int]) -> 
 
 
 def _copies(draft: ArgumentDraft, fitting: int) -> int:
-    """Copies of the model: those that fit, within maxWorkers; one with LoRA."""
-    if draft.settings.model.enable_lora or not draft.takes_copies:
+    """Copies of the model: those that fit, within maxWorkers."""
+    if not draft.takes_copies:
         return 1
     cap, _ = worker_cap(draft)
     return max(1, min(fitting, cap) if cap else fitting)

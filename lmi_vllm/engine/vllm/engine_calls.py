@@ -7,6 +7,7 @@ module imports no vLLM.
 import asyncio
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Final
 
 from lmi_vllm.engine.vllm.workarounds.ignored_modules import (
@@ -80,9 +81,9 @@ class EngineCalls:
         for _ in range(INSPECTIONS):
             # The engine reads both calls between two steps, so no other request's adapter evicts
             # this one before the second call.
-            question = self._llm.collective_rpc(METHOD, args=(adapter.engine_id,))
-            _, answers = await asyncio.gather(self.add_adapter(adapter), self._counted(question))
-            if (ignored := ignored_by_all(answers)) is not None:
+            question = self._counted(self._each_rank(METHOD, adapter.engine_id))
+            _, ranks = await asyncio.gather(self.add_adapter(adapter), question)
+            if (ignored := ignored_by_all([*chain.from_iterable(ranks)])) is not None:
                 return ignored
         raise AdapterRefusedError("it was evicted again and again while it was checked")
 
@@ -96,17 +97,27 @@ class EngineCalls:
 
     async def resident_adapters(self) -> list[list[list[tuple[int, bool, bool]]]]:
         """Return what each worker of each data-parallel rank holds: see `AdapterInspection`."""
-        core, call = self._llm.engine_core, ("collective_rpc", RESIDENT_METHOD, None, (), None)
-        if (ask_all := getattr(core, "call_utility_all_async", None)) is not None:
-            answers: list[list[list[tuple[int, bool, bool]]]] = await ask_all(*call)
-            return answers
-        return [await core.call_utility_async(*call)]  # vLLM 0.31 shows the first rank only
+        answers: list[list[list[tuple[int, bool, bool]]]] = await self._each_rank(RESIDENT_METHOD)
+        return answers
 
     async def _each(self, method: str, *args: object) -> None:
-        """Call every worker; raises the first reason for a failure."""
-        for kind, reason in await self._counted(self._llm.collective_rpc(method, args=args)):
+        """Call every worker of every rank; raises the first reason for a failure."""
+        ranks = await self._counted(self._each_rank(method, *args))
+        for kind, reason in chain.from_iterable(ranks):
             if kind:
                 raise WorkerRefusalError(kind, reason)
+
+    async def _each_rank(self, method: str, *args: object) -> Any:
+        """Call every worker; returns a list of the workers' answers for each data-parallel rank.
+
+        `AsyncLLM.collective_rpc` calls all ranks, and returns the answers of the first alone.
+        """
+        core, call = self._llm.engine_core, ("collective_rpc", method, None, args, None)
+        if (call_all := getattr(core, "call_utility_all_async", None)) is not None:
+            return await call_all(*call)
+        # vLLM 0.31 has no such method
+        calls = (core._call_utility_async(*call, engine=rank) for rank in core.core_engines)
+        return await asyncio.gather(*calls)
 
     async def _counted(self, call: Awaitable[Any]) -> Any:
         """Make a call and count it; a failure is an answer, a cancellation is not."""

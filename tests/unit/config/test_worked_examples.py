@@ -82,9 +82,14 @@ EXAMPLES = (
     ),
     Example(
         "lora",
-        {"enable_lora": True, "max_lora_rank": 32, "tensor_parallel_size": 1},
+        {
+            "enable_lora": True,
+            "max_lora_rank": 32,
+            "tensor_parallel_size": 1,
+            "data_parallel_size": 4,
+        },
         file="option.enable_lora=true\noption.max_lora_rank=24\noption.tensor_parallel_degree=1",
-        warnings=2,  # the rank, and the three GPUs that stay idle
+        warnings=1,  # the rank
     ),
     Example(
         "vllm's name only",

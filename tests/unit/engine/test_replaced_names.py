@@ -238,6 +238,7 @@ IMPORTED_BY_NAME: Final = {
 # Private names of foreign objects that are read.
 PRIVATE_READ: Final = {
     "workarounds/bad_words.py": {"params._bad_words_token_ids"},
+    "engine_calls.py": {"core._call_utility_async"},
     "workarounds/ended_streams.py": {"handler._chat_completion_stream_to_v2"},
     "configuration.py": {
         "engine_args._api_process_count",

@@ -34,7 +34,7 @@ def translated(given: str, gpus: int, config: dict[str, object]) -> Translation:
 MAX = (  # heads, KV heads, GPUs, options, devices of a copy, copies
     (28, 4, 8, "", 4, 2),
     (28, 4, 8, "option.tensor_parallel_degree=max", 4, 2),
-    (28, 4, 8, "option.enable_lora=true", 4, 1),
+    (28, 4, 8, "option.enable_lora=true", 4, 2),
     (28, 4, 4, "", 4, 1),
     (32, 8, 3, "", 2, 1),
     (32, 8, 8, "", 8, 1),
