@@ -66,7 +66,6 @@ if TYPE_CHECKING:
 
     from lmi_vllm.engine.vllm.parts import ProcessParts
     from lmi_vllm.inference.service import InferenceService
-    from lmi_vllm.server.builder import ServerBuilder
     from lmi_vllm.server.parts import Assembled, ServerParts
     from lmi_vllm.web.request import WebOptions
 
@@ -99,7 +98,7 @@ CONFIGURES: Final[tuple[Configures, ...]] = (
 class Serves(Protocol):
     """A feature that adds to a server."""
 
-    def serve(self, s: "ServerBuilder") -> None:
+    def serve(self, s: "ServerParts") -> None:
         """Add to `s`."""
 
 
@@ -135,12 +134,12 @@ def configuration() -> Configuration:
 @functools.cache
 def server_parts() -> "ServerParts":
     """Return what features add to a server; it does not change."""
-    from lmi_vllm.server.builder import ServerBuilder
+    from lmi_vllm.server.parts import ServerParts
 
-    builder = ServerBuilder()
+    parts = ServerParts()
     for feature in SERVES:
-        feature.serve(builder)
-    return builder.build()
+        feature.serve(parts)
+    return parts
 
 
 def process_parts() -> "ProcessParts":

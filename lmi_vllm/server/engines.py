@@ -1,7 +1,6 @@
 """The table of engines: by name, and engines of features by the models that they run."""
 
 from collections.abc import Callable, Mapping, MutableMapping
-from dataclasses import dataclass
 from typing import Final
 
 from lmi_vllm.checks.model import OwnEngines
@@ -16,7 +15,6 @@ from lmi_vllm.messages import EngineArguments, ServingProfile
 VLLM: Final = "vllm"
 
 
-@dataclass(frozen=True, slots=True)
 class EngineChoices:
     """What features do in vLLM, and engines besides it.
 
@@ -24,9 +22,10 @@ class EngineChoices:
     that `--engine` takes by their names, which are made with the variables as they came.
     """
 
-    vllm: EngineParts
-    own: Mapping[str, Callable[[], EngineFactory]]
-    named: Mapping[str, Callable[[Mapping[str, str]], EngineFactory]]
+    def __init__(self) -> None:
+        self.vllm = EngineParts()
+        self.own: dict[str, Callable[[], EngineFactory]] = {}
+        self.named: dict[str, Callable[[Mapping[str, str]], EngineFactory]] = {}
 
     @property
     def names(self) -> tuple[str, ...]:

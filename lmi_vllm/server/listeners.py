@@ -21,6 +21,7 @@ from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import StartupError
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.server.ports import open_port
+from lmi_vllm.slot import Slot
 from lmi_vllm.telemetry.log_handler import print_lines
 from lmi_vllm.web.connection import ClientTimeouts
 from lmi_vllm.web.request import PathPrefix, RouteGroup, Routes, WebOptions
@@ -42,16 +43,16 @@ class ListenerContext:
     inference_url: str = ""
 
 
-@dataclass(frozen=True, slots=True)
 class RouteParts:
     """Routes of features: those of every listener, and those that depend on it (None: none).
 
-    `make_prefix` makes a prefix in front of the paths of every listener.
+    `prefix` makes a prefix in front of the paths of every listener.
     """
 
-    make_prefix: Callable[[Settings], PathPrefix | None]
-    groups: tuple[RouteGroup, ...] = ()
-    of_listener: tuple[Callable[[ListenerContext], RouteGroup | None], ...] = ()
+    def __init__(self) -> None:
+        self.prefix = Slot[Callable[[Settings], PathPrefix | None]]("a prefix of paths")
+        self.groups: list[RouteGroup] = []
+        self.of_listener: list[Callable[[ListenerContext], RouteGroup | None]] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,8 +174,8 @@ def web_options(settings: Settings, parts: RouteParts) -> WebOptions:
         has_open_signals=server.lmi_open_signals == "on",
         is_health_liveness=server.lmi_health_route == "liveness",
         allows_handler_override=server.allow_request_handler_override,
-        prefix=parts.make_prefix(settings),
-        groups=parts.groups,
+        prefix=parts.prefix.value(settings),
+        groups=tuple(parts.groups),
         cors_headers=MappingProxyType(cors),
         default_accept=server.sagemaker_default_invocations_accept or "",
         timeouts=ClientTimeouts(

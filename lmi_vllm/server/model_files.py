@@ -63,7 +63,7 @@ class ModelFetch:
         self._environ = {**environ, **settings.environment_exports}
         self._report = report
         may_run = settings.server.lmi_custom_code != "none"
-        made = parts.make_packages(model, self._environ, self._sources) if may_run else None
+        made = parts.packages.value(model, self._environ, self._sources) if may_run else None
         self._packages = () if made is None else (made,)
 
     @property

@@ -170,13 +170,13 @@ class ModelStart:
     async def _check_code(self, ready: ReadyFiles) -> None:
         """Check the code of a fetched model before the engine starts."""
         settings, environ = self._settings, self._context.environ
-        check = code_loader(settings, self._context.start_parts.make_code).check
+        check = code_loader(settings, self._context.start_parts.code.value).check
         for warning in await asyncio.to_thread(check, settings, ready.model, environ):
             if not self.plan.model.is_local:  # else it was logged as the start was planned
                 logger.warning("%s", warning)
 
     async def _load_code(self, engine: Engine, ready: ReadyFiles) -> ModelCode:
         settings, environ = self._settings, self._context.environ
-        return await code_loader(settings, self._context.start_parts.make_code).load(
+        return await code_loader(settings, self._context.start_parts.code.value).load(
             settings, environ, ready.model, ready.translation.profile, engine
         )

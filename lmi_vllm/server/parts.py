@@ -1,4 +1,4 @@
-"""Everything that features add to a server, as the composition root hands it over."""
+"""Everything that features add to a server in `serve`, each after those before it."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
@@ -12,6 +12,7 @@ from lmi_vllm.server.engines import EngineChoices
 from lmi_vllm.server.listeners import RouteParts
 from lmi_vllm.server.model_manager import WithoutModel
 from lmi_vllm.server.start_parts import StartParts
+from lmi_vllm.slot import Slot
 from lmi_vllm.translate.configuration import Configuration
 
 # Run by `serve` instead of the server; returns the exit code and the reason. It gets the assembled
@@ -23,24 +24,24 @@ RunMode = Callable[
 ]  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
 class ServerParts:
-    """What features add to a server.
+    """What features add to a server, and to each start of a model, its routes and engines.
 
-    `lifespans` are from the open port to the shutdown, the first outermost. `model_parts` live as
-    long as each model. `make_processes` makes
-    further front-end processes, `without_model` what runs in a server that starts without a model.
-    `run_modes` may run in the place of the server; each returns None where it is the server.
+    `lifespans` are from the open port to the shutdown, the first outermost. `model_parts` are made
+    with each model's settings, and live as long as it. `processes` makes further front-end
+    processes, `without_model` what runs in a server that starts without a model. `run_modes` may
+    run in the place of the server; each returns None where it is the server.
     """
 
-    start: StartParts
-    routes: RouteParts
-    engines: EngineChoices
-    make_processes: MakeProcesses
-    without_model: WithoutModel
-    lifespans: tuple[ServerLifespan, ...] = ()
-    model_parts: tuple[ModelPart, ...] = ()
-    run_modes: tuple[Callable[[Settings], RunMode | None], ...] = ()
+    def __init__(self) -> None:
+        self.start = StartParts()
+        self.routes = RouteParts()
+        self.engines = EngineChoices()
+        self.processes = Slot[MakeProcesses]("front-end processes")
+        self.without_model = Slot[WithoutModel]("a server without a model")
+        self.lifespans: list[ServerLifespan] = []
+        self.model_parts: list[ModelPart] = []
+        self.run_modes: list[Callable[[Settings], RunMode | None]] = []
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,9 +81,9 @@ def plan_start(
     security = configuration.security
     if violations := security.start_violations(settings, environ, model.directory):
         raise ConfigurationError(violations)
-    if errors := tuple(error for check in parts.plan_checks for error in check(settings)):
+    if errors := tuple(error for check in parts.checks for error in check(settings)):
         raise ConfigurationError(errors)
-    code = code_loader(settings, parts.make_code).check(settings, model)
+    code = code_loader(settings, parts.code.value).check(settings, model)
     shared = check_shared_memory(arguments.number("tensor_parallel_size", 1))
     caches = [*check_cache_folders(own), *check_temporary_folder(own)]
     for warning in (*explanation.warnings, *code, *shared, *caches):

@@ -53,13 +53,13 @@ class Server:
         self._assembled = assembled
         configuration, parts = assembled.configuration, assembled.parts
         self._events = ServerEvents()
-        self._processes = parts.make_processes(self.service, settings, environ) or ProcessGroup()
+        self._processes = parts.processes.value(self.service, settings, environ) or ProcessGroup()
         context = ServerContext(
             configuration, parts.start, self.service, environ, exports, engine_factory,
             self._processes, clock, self._events,
         )  # fmt: skip
         self._models = ModelManager(
-            context, settings, typed, parts.without_model, parts.model_parts
+            context, settings, typed, parts.without_model.value, parts.model_parts
         )
         self._budget = EndBudget(clock)
 

@@ -8,6 +8,7 @@ from typing import Protocol
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.messages import EngineArguments, ModelArtifacts
 from lmi_vllm.server.code_start import MakeCode
+from lmi_vllm.slot import Slot
 from lmi_vllm.sources.table import Sources
 
 PlanVariables = Callable[[EngineArguments, Mapping[str, str]], Mapping[str, str]]
@@ -66,19 +67,19 @@ class AroundStart(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
 class StartParts:
     """What features do at each start of a model.
 
-    `plan_checks` return the errors of a planned start. `plan_variables` are for libraries of this
-    process, `start_variables` for the engine's, once the model's files are fetched. `around` are
-    hooks; None where the settings do not ask for them.
+    A download returns the arguments with its path. `checks` return the errors of a planned start.
+    `plan_variables` are for libraries of this process, `start_variables` for the engine's, once the
+    model's files are fetched. `around` are hooks; None where the settings do not ask for them.
     """
 
-    make_packages: MakePackages
-    make_code: MakeCode
-    downloads: tuple[AdditionalDownload, ...] = ()
-    plan_checks: tuple[Callable[[Settings], Sequence[str]], ...] = ()
-    plan_variables: tuple[PlanVariables, ...] = ()
-    start_variables: tuple[StartVariables, ...] = ()
-    around: tuple[Callable[[PlannedStart], AroundStart | None], ...] = ()
+    def __init__(self) -> None:
+        self.packages = Slot[MakePackages]("packages of a model")
+        self.code = Slot[MakeCode]("users' code")
+        self.downloads: list[AdditionalDownload] = []
+        self.checks: list[Callable[[Settings], Sequence[str]]] = []
+        self.plan_variables: list[PlanVariables] = []
+        self.start_variables: list[StartVariables] = []
+        self.around: list[Callable[[PlannedStart], AroundStart | None]] = []

@@ -84,77 +84,37 @@ class Configuration:
 
 
 class ConfigurationBuilder:
-    """What features add: each call of the same method adds after those before it."""
+    """What features add, each after those before it; `settings` in the order of the pages.
+
+    `stores` are for one URL scheme each, `hub` for ids that are neither paths nor URLs. `engines`
+    are for models that vLLM does not run. `files` check a local model for `explain`, `validate`.
+    """
 
     def __init__(self) -> None:
-        self._settings: list[type[FeatureSettings]] = []
-        self._stores: list[Store] = []
-        self._rules: dict[RulePhase, list[Rule]] = {phase: [] for phase in RulePhase}
-        self._engines: list[OwnEngine] = []
-        self._model_classes: dict[str, str] = {}
-        self._hub: Slot[Repositories] = Slot("hub")
-        self._security: Slot[MakeSecurity] = Slot("secure mode")
-        self._tls: Slot[MakeTls] = Slot("TLS")
-        self._code: Slot[CheckCode] = Slot("users' code")
-        self._files: list[CheckFiles] = []
-        self._defaults: Slot[ExplainedDefaults] = Slot("defaults that are explained")
-
-    def settings(self, *kinds: type[FeatureSettings]) -> None:
-        """Add settings of a feature, in the order of the pages."""
-        self._settings += kinds
-
-    def rule(self, phase: RulePhase, *rules: Rule) -> None:
-        """Add rules of the translation."""
-        self._rules[phase] += rules
-
-    def store(self, store: Store) -> None:
-        """Add a store of models and adapters, for one URL scheme."""
-        self._stores.append(store)
-
-    def hub(self, hub: Repositories) -> None:
-        """Set the source of ids that are neither paths nor URLs."""
-        self._hub.fill(hub)
-
-    def engine(self, engine: OwnEngine) -> None:
-        """Add an engine for models that vLLM does not run."""
-        self._engines.append(engine)
-
-    def model_classes(self, classes: Mapping[str, str]) -> None:
-        """Add model classes to register with vLLM."""
-        self._model_classes |= classes
-
-    def security(self, make: MakeSecurity) -> None:
-        """Set the checks of secure mode."""
-        self._security.fill(make)
-
-    def tls(self, make: MakeTls) -> None:
-        """Set what makes the TLS context of listeners."""
-        self._tls.fill(make)
-
-    def code(self, check: CheckCode) -> None:
-        """Set the check of users' code."""
-        self._code.fill(check)
-
-    def files(self, check: CheckFiles) -> None:
-        """Add a check of a local model's files, for `explain` and `validate`."""
-        self._files.append(check)
-
-    def explained(self, defaults: ExplainedDefaults) -> None:
-        """Set what `explain` adds about defaults."""
-        self._defaults.fill(defaults)
+        self.settings: list[type[FeatureSettings]] = []
+        self.rules: dict[RulePhase, list[Rule]] = {phase: [] for phase in RulePhase}
+        self.stores: list[Store] = []
+        self.hub = Slot[Repositories]("hub")
+        self.engines: list[OwnEngine] = []
+        self.model_classes: dict[str, str] = {}
+        self.security = Slot[MakeSecurity]("secure mode")
+        self.tls = Slot[MakeTls]("TLS")
+        self.code = Slot[CheckCode]("users' code")
+        self.files: list[CheckFiles] = []
+        self.defaults = Slot[ExplainedDefaults]("defaults that are explained")
 
     def build(self) -> Configuration:
         """The configuration with everything that was added."""
-        options, sources = OptionTable(self._settings), Sources(self._stores, self._hub.value)
-        engines = OwnEngines(tuple(self._engines))
+        options, sources = OptionTable(self.settings), Sources(self.stores, self.hub.value)
+        engines = OwnEngines(tuple(self.engines))
         return Configuration(
             sources,
             options,
-            Translator(options, sources, engines, self._rules),
-            self._security.value(options),
-            self._tls.value,
-            self._code.value,
-            tuple(self._files),
-            self._defaults.value,
-            MappingProxyType(self._model_classes),
+            Translator(options, sources, engines, self.rules),
+            self.security.value(options),
+            self.tls.value,
+            self.code.value,
+            tuple(self.files),
+            self.defaults.value,
+            MappingProxyType(self.model_classes),
         )

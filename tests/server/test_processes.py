@@ -57,7 +57,7 @@ class RunningModel:
             self.clock, ServerEvents(),
         )  # fmt: skip
         self._keeper = ModelManager(
-            context, settings, typed, PARTS.without_model, PARTS.model_parts
+            context, settings, typed, PARTS.without_model.value, PARTS.model_parts
         )
         self.run = asyncio.create_task(self._keeper.run("http://h", "curl"))
 

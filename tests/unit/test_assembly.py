@@ -54,9 +54,9 @@ def test_declaration_of_an_extra_is_cheap(name: str) -> None:
 def test_second_hub_is_refused_by_both_names() -> None:
     """A slot takes one value."""
     builder = ConfigurationBuilder()
-    builder.hub(HuggingFaceHub())
+    builder.hub.fill(HuggingFaceHub())
     with pytest.raises(ValueError, match=r"hub: lmi_vllm.*HuggingFaceHub and builtins.object both"):
-        builder.hub(object())  # type: ignore[arg-type]
+        builder.hub.fill(object())  # type: ignore[arg-type]
 
 
 def test_feature_that_is_missing_is_named() -> None:

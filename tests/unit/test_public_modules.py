@@ -15,7 +15,7 @@ SHARED = """
     engine: base deaths factory vllm.factory vllm.names vllm.processes vllm.workarounds
     inference: context lifecycle queue request.body request.parameters response.openai_events
         response.streams service
-    server: builder context listeners model_settings parts plan start_parts warm_up
+    server: context listeners model_settings parts plan start_parts warm_up
     sources: archives base disk extract local table trusted_folders
     telemetry: log_handler metrics observers records
     translate: arguments configuration devices draft explain

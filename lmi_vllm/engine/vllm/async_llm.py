@@ -95,13 +95,13 @@ class GuardedAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
         self.setup = setup
         self.calls = EngineCalls(self)
         has_lane = setup.profile.has_token_lane and may_be_used(self.model_config)
-        lane = setup.parts.make_lane(self.output_processor.tokenizer) if has_lane else None
+        lane = setup.parts.token_lane.value(self.output_processor.tokenizer) if has_lane else None
         self.output_processor = EngineOutputs.of(self.output_processor, lane, began)
         if lane is not None:
             lane.read_messages(self.engine_core.decoder)
         seconds = setup.profile.limits.grammar_timeout
         # None: LMI_GRAMMAR_TIMEOUT=0 serves grammars untried.
-        make = setup.parts.try_grammars
+        make = setup.parts.grammar_trials.value
         self.check_grammar = make(self, seconds, setup.thread) if seconds else None
         self._turn = TurnBudget(REQUESTS_IN_A_TURN)
 
@@ -314,12 +314,12 @@ class LeadingAsyncLLM(GuardedAsyncLLM):
     def _new_adapters(self) -> EngineAdapters:
         config = self.vllm_config.lora_config
         if config is None:
-            return EngineAdapters(self.calls, self.setup.parts.convert_pickle)
+            return EngineAdapters(self.calls, self.setup.parts.pickled_weights.value)
         folder = new_private_folder("lmi-vllm-adapters-")
         slots = config.max_loras - 1 if self._needs_zero_adapter else config.max_loras
         base = describe_base(Path(self.model_config.model), (), config.max_lora_rank)
         most_bytes, roots = self.setup.profile.max_adapter_size, self.setup.profile.adapter_roots
-        convert = self.setup.parts.convert_pickle
+        convert = self.setup.parts.pickled_weights.value
         return EngineAdapters(self.calls, convert, slots, folder, base, most_bytes, roots)
 
     @property

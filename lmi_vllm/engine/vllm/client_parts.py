@@ -2,27 +2,30 @@
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lmi_vllm.engine.base import CheckGrammar
 from lmi_vllm.engine.vllm.parts import ConvertPickle
 from lmi_vllm.messages import MediaPolicy
+from lmi_vllm.slot import Slot
 
 if TYPE_CHECKING:
     from lmi_vllm.engine.vllm.outputs import TokenLane
 
 
-@dataclass(frozen=True, slots=True)
 class EngineParts:
     """What features do in a client of vLLM's engine.
 
-    `guard_media` has vLLM load media of messages within the policy. `try_grammars` gets the client,
-    and the seconds and the thread of trials. `make_lane` gets the tokenizer; the lane takes tokens
-    of plain requests before vLLM's output processor.
+    `media` has vLLM load media of messages within the policy. `grammar_trials` gets the client,
+    and the seconds and the thread of trials. `token_lane` gets the tokenizer; the lane takes tokens
+    of plain requests before vLLM's output processor. `pickled_weights` turns the pickle of an
+    adapter into safetensors.
     """
 
-    guard_media: Callable[[MediaPolicy], None]
-    try_grammars: Callable[[object, float, ThreadPoolExecutor], CheckGrammar]
-    make_lane: "Callable[[object], TokenLane]"
-    convert_pickle: ConvertPickle
+    def __init__(self) -> None:
+        self.media = Slot[Callable[[MediaPolicy], None]]("media of messages")
+        self.grammar_trials = Slot[Callable[[object, float, ThreadPoolExecutor], CheckGrammar]](
+            "trials of grammars"
+        )
+        self.token_lane: Slot[Callable[[object], TokenLane]] = Slot("token lane")
+        self.pickled_weights = Slot[ConvertPickle]("pickled weights")

@@ -101,7 +101,7 @@ async def ended_unless_ready(llm: GuardedAsyncLLM) -> AsyncIterator[None]:
 async def prepared(llm: GuardedAsyncLLM) -> tuple[Bridge, str]:
     """Return vLLM's handlers and the model's task, once media and texts are guarded."""
     profile = llm.setup.profile
-    llm.setup.parts.guard_media(profile.media)
+    llm.setup.parts.media.value(profile.media)
     most, single_bos = profile.limits.max_tokenize_length, profile.single_bos
     guard_lengths(llm.renderer, most, single_bos=single_bos)
     bridge = await Bridge.create(llm, llm.setup.arguments.namespace, profile)

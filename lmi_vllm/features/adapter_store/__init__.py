@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lmi_vllm.server.builder import ServerBuilder
+    from lmi_vllm.server.parts import ServerParts
     from lmi_vllm.translate.configuration import ConfigurationBuilder
 
 
@@ -12,12 +12,12 @@ def configure(c: "ConfigurationBuilder") -> None:
     from lmi_vllm.features.adapter_store.settings import AdapterStoreSettings, check_store
     from lmi_vllm.translate.draft import RulePhase
 
-    c.settings(AdapterStoreSettings)
-    c.rule(RulePhase.PLACED, check_store)
+    c.settings.append(AdapterStoreSettings)
+    c.rules[RulePhase.PLACED].append(check_store)
 
 
-def serve(s: "ServerBuilder") -> None:
+def serve(s: "ServerParts") -> None:
     """Add to the server."""
     from lmi_vllm.features.adapter_store.start import finding_adapters
 
-    s.model_part(finding_adapters)
+    s.model_parts.append(finding_adapters)

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lmi_vllm.server.builder import ServerBuilder
+    from lmi_vllm.server.parts import ServerParts
     from lmi_vllm.translate.configuration import ConfigurationBuilder
 
 
@@ -12,12 +12,12 @@ def configure(c: "ConfigurationBuilder") -> None:
     from lmi_vllm.features.adapters_state.settings import AdaptersStateSettings, check_state
     from lmi_vllm.translate.draft import RulePhase
 
-    c.settings(AdaptersStateSettings)
-    c.rule(RulePhase.PLACED, check_state)
+    c.settings.append(AdaptersStateSettings)
+    c.rules[RulePhase.PLACED].append(check_state)
 
 
-def serve(s: "ServerBuilder") -> None:
+def serve(s: "ServerParts") -> None:
     """Add to the server."""
     from lmi_vllm.features.adapters_state.start import keeping_adapters
 
-    s.model_part(keeping_adapters)
+    s.model_parts.append(keeping_adapters)

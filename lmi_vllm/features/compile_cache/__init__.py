@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lmi_vllm.server.builder import ServerBuilder
+    from lmi_vllm.server.parts import ServerParts
     from lmi_vllm.translate.configuration import ConfigurationBuilder
 
 
@@ -11,11 +11,11 @@ def configure(c: "ConfigurationBuilder") -> None:
     """Add to the configuration."""
     from lmi_vllm.features.compile_cache.store import CompileCacheSettings
 
-    c.settings(CompileCacheSettings)
+    c.settings.append(CompileCacheSettings)
 
 
-def serve(s: "ServerBuilder") -> None:
+def serve(s: "ServerParts") -> None:
     """Add to the server."""
     from lmi_vllm.features.compile_cache.start import kept_code
 
-    s.start.around(kept_code)
+    s.start.around.append(kept_code)

@@ -3,11 +3,11 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lmi_vllm.server.builder import ServerBuilder
+    from lmi_vllm.server.parts import ServerParts
 
 
-def serve(s: "ServerBuilder") -> None:
+def serve(s: "ServerParts") -> None:
     """Add to the server."""
     from lmi_vllm.features.console.routes import console
 
-    s.listener_routes(console)
+    s.routes.of_listener.append(console)

@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from lmi_vllm.config.settings import Settings
     from lmi_vllm.messages import ModelArtifacts
-    from lmi_vllm.server.builder import ServerBuilder
+    from lmi_vllm.server.parts import ServerParts
     from lmi_vllm.translate.configuration import ConfigurationBuilder
 
 
 def configure(c: "ConfigurationBuilder") -> None:
     """Add to the configuration."""
-    c.code(check_code)
+    c.code.fill(check_code)
 
 
 def check_code(settings: "Settings", model: "ModelArtifacts") -> tuple[str, ...]:
@@ -26,8 +26,8 @@ def check_code(settings: "Settings", model: "ModelArtifacts") -> tuple[str, ...]
     return code_loader(settings, CustomCodeLoader).check(settings, model)
 
 
-def serve(s: "ServerBuilder") -> None:
+def serve(s: "ServerParts") -> None:
     """Add to the server."""
     from lmi_vllm.features.custom_code.start import CustomCodeLoader
 
-    s.start.code(CustomCodeLoader)
+    s.start.code.fill(CustomCodeLoader)

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lmi_vllm.server.builder import ServerBuilder
+    from lmi_vllm.server.parts import ServerParts
     from lmi_vllm.translate.configuration import ConfigurationBuilder
 
 
@@ -14,13 +14,13 @@ def configure(c: "ConfigurationBuilder") -> None:
     from lmi_vllm.features.exporters.percentiles import PercentileSettings
     from lmi_vllm.features.exporters.sagemaker_lines import SageMakerSettings
 
-    c.settings(EmfSettings, LmiSeriesSettings, PercentileSettings, SageMakerSettings)
+    c.settings += (EmfSettings, LmiSeriesSettings, PercentileSettings, SageMakerSettings)
 
 
-def serve(s: "ServerBuilder") -> None:
+def serve(s: "ServerParts") -> None:
     """Add to the server."""
     from lmi_vllm.features.exporters.percentiles import logging_request_metrics
     from lmi_vllm.features.exporters.start import exporting
 
-    s.lifespan(exporting)
-    s.model_part(logging_request_metrics)
+    s.lifespans.append(exporting)
+    s.model_parts.append(logging_request_metrics)

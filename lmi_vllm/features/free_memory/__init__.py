@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lmi_vllm.server.builder import ServerBuilder
+    from lmi_vllm.server.parts import ServerParts
     from lmi_vllm.translate.configuration import ConfigurationBuilder
 
 
@@ -11,11 +11,11 @@ def configure(c: "ConfigurationBuilder") -> None:
     """Add to the configuration."""
     from lmi_vllm.features.free_memory.check import FreeMemorySettings
 
-    c.settings(FreeMemorySettings)
+    c.settings.append(FreeMemorySettings)
 
 
-def serve(s: "ServerBuilder") -> None:
+def serve(s: "ServerParts") -> None:
     """Add to the server."""
     from lmi_vllm.features.free_memory.check import check_memory
 
-    s.start.check(check_memory)
+    s.start.checks.append(check_memory)

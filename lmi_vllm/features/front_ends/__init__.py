@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lmi_vllm.server.builder import ServerBuilder
+    from lmi_vllm.server.parts import ServerParts
     from lmi_vllm.translate.configuration import ConfigurationBuilder
 
 
@@ -11,11 +11,11 @@ def configure(c: "ConfigurationBuilder") -> None:
     """Add to the configuration."""
     from lmi_vllm.features.front_ends.settings import FrontEndSettings
 
-    c.settings(FrontEndSettings)
+    c.settings.append(FrontEndSettings)
 
 
-def serve(s: "ServerBuilder") -> None:
+def serve(s: "ServerParts") -> None:
     """Add to the server."""
     from lmi_vllm.features.front_ends.group import front_end_group
 
-    s.processes(front_end_group)
+    s.processes.fill(front_end_group)

@@ -6,12 +6,12 @@ if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
 
     from lmi_vllm.engine.base import CheckGrammar, EngineGrammars
-    from lmi_vllm.server.builder import ServerBuilder
+    from lmi_vllm.server.parts import ServerParts
 
 
-def serve(s: "ServerBuilder") -> None:
+def serve(s: "ServerParts") -> None:
     """Add to the server."""
-    s.engine.grammar_trials(try_grammars)
+    s.engines.vllm.grammar_trials.fill(try_grammars)
 
 
 def try_grammars(llm: object, seconds: float, thread: "ThreadPoolExecutor") -> "CheckGrammar":

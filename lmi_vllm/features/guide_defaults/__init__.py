@@ -11,4 +11,4 @@ def configure(c: "ConfigurationBuilder") -> None:
     from lmi_vllm.features.guide_defaults.defaults import note_on_default, rows_of_defaults
     from lmi_vllm.translate.explain import ExplainedDefaults
 
-    c.explained(ExplainedDefaults(note_on_default, rows_of_defaults))
+    c.defaults.fill(ExplainedDefaults(note_on_default, rows_of_defaults))

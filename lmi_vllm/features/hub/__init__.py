@@ -10,4 +10,4 @@ def configure(c: "ConfigurationBuilder") -> None:
     """Add to the configuration."""
     from lmi_vllm.features.hub.source import HUB
 
-    c.hub(HUB)
+    c.hub.fill(HUB)

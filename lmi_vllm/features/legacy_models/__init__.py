@@ -32,5 +32,5 @@ def configure(c: "ConfigurationBuilder") -> None:
     from lmi_vllm.features.legacy_models.architectures import map_architecture
     from lmi_vllm.translate.draft import RulePhase
 
-    c.rule(RulePhase.CHECKPOINT, map_architecture)
-    c.model_classes(MODEL_CLASSES)
+    c.rules[RulePhase.CHECKPOINT].append(map_architecture)
+    c.model_classes |= MODEL_CLASSES

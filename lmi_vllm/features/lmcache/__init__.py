@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lmi_vllm.server.builder import ServerBuilder
+    from lmi_vllm.server.parts import ServerParts
     from lmi_vllm.translate.configuration import ConfigurationBuilder
 
 
@@ -17,13 +17,13 @@ def configure(c: "ConfigurationBuilder") -> None:
     )
     from lmi_vllm.translate.draft import RulePhase
 
-    c.settings(LmcacheSettings)
-    c.rule(RulePhase.WRITTEN, kv_transfer)
-    c.rule(RulePhase.PLACED, check_workers, check_package)
+    c.settings.append(LmcacheSettings)
+    c.rules[RulePhase.WRITTEN].append(kv_transfer)
+    c.rules[RulePhase.PLACED] += (check_workers, check_package)
 
 
-def serve(s: "ServerBuilder") -> None:
+def serve(s: "ServerParts") -> None:
     """Add to the server."""
     from lmi_vllm.features.lmcache.variables import lmcache_variables
 
-    s.start.start_variables(lmcache_variables)
+    s.start.start_variables.append(lmcache_variables)

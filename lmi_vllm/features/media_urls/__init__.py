@@ -4,12 +4,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from lmi_vllm.messages import MediaPolicy
-    from lmi_vllm.server.builder import ServerBuilder
+    from lmi_vllm.server.parts import ServerParts
 
 
-def serve(s: "ServerBuilder") -> None:
+def serve(s: "ServerParts") -> None:
     """Add to the server."""
-    s.engine.media(guard_media)
+    s.engines.vllm.media.fill(guard_media)
 
 
 def guard_media(policy: "MediaPolicy") -> None:

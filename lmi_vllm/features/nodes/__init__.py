@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lmi_vllm.server.builder import ServerBuilder
+    from lmi_vllm.server.parts import ServerParts
     from lmi_vllm.translate.configuration import ConfigurationBuilder
 
 
@@ -12,14 +12,14 @@ def configure(c: "ConfigurationBuilder") -> None:
     from lmi_vllm.features.nodes.cluster import ClusterSettings, put_cluster
     from lmi_vllm.translate.draft import RulePhase
 
-    c.settings(ClusterSettings)
-    c.rule(RulePhase.DEFAULTS, put_cluster)
+    c.settings.append(ClusterSettings)
+    c.rules[RulePhase.DEFAULTS].append(put_cluster)
 
 
-def serve(s: "ServerBuilder") -> None:
+def serve(s: "ServerParts") -> None:
     """Add to the server."""
     from lmi_vllm.features.nodes.follow import follower
     from lmi_vllm.features.nodes.liveness import start_variables
 
-    s.start.start_variables(start_variables)
-    s.run_mode(follower)
+    s.start.start_variables.append(start_variables)
+    s.run_modes.append(follower)

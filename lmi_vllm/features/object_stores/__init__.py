@@ -13,7 +13,6 @@ def configure(c: "ConfigurationBuilder") -> None:
     from lmi_vllm.features.object_stores.s3 import S3, S3Settings
     from lmi_vllm.translate.draft import RulePhase
 
-    c.settings(S3Settings)
-    for store in (S3, GCS, AZ, AZURE_LONG):
-        c.store(store)
-    c.rule(RulePhase.WRITTEN, check_urls)
+    c.settings.append(S3Settings)
+    c.stores += (S3, GCS, AZ, AZURE_LONG)
+    c.rules[RulePhase.WRITTEN].append(check_urls)

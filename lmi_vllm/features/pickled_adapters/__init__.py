@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from lmi_vllm.server.builder import ServerBuilder
+    from lmi_vllm.server.parts import ServerParts
 
 
-def serve(s: "ServerBuilder") -> None:
+def serve(s: "ServerParts") -> None:
     """Add to the server."""
-    s.engine.pickled_weights(convert_pickle)
+    s.engines.vllm.pickled_weights.fill(convert_pickle)
 
 
 def convert_pickle(pickle: "Path", weights: "Path") -> str:

@@ -16,5 +16,5 @@ def configure(c: "ConfigurationBuilder") -> None:
     from lmi_vllm.features.retired_options.rules import legacy_arguments, legacy_lengths
     from lmi_vllm.translate.draft import RulePhase
 
-    c.settings(ForeignOptions, DroppedArguments, UnusedNames)
-    c.rule(RulePhase.WRITTEN, legacy_arguments, legacy_lengths)
+    c.settings += (ForeignOptions, DroppedArguments, UnusedNames)
+    c.rules[RulePhase.WRITTEN] += (legacy_arguments, legacy_lengths)

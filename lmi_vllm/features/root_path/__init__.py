@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lmi_vllm.server.builder import ServerBuilder
+    from lmi_vllm.server.parts import ServerParts
     from lmi_vllm.translate.configuration import ConfigurationBuilder
 
 
@@ -11,11 +11,11 @@ def configure(c: "ConfigurationBuilder") -> None:
     """Add to the configuration."""
     from lmi_vllm.features.root_path.prefix import RootPathSettings
 
-    c.settings(RootPathSettings)
+    c.settings.append(RootPathSettings)
 
 
-def serve(s: "ServerBuilder") -> None:
+def serve(s: "ServerParts") -> None:
     """Add to the server."""
     from lmi_vllm.features.root_path.prefix import path_prefix
 
-    s.path_prefix(path_prefix)
+    s.routes.prefix.fill(path_prefix)

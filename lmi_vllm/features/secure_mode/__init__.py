@@ -10,5 +10,5 @@ def configure(c: "ConfigurationBuilder") -> None:
     """Add to the configuration."""
     from lmi_vllm.features.secure_mode.controls import SageMakerSecurity, SecureModeSettings
 
-    c.settings(SecureModeSettings)
-    c.security(SageMakerSecurity)
+    c.settings.append(SecureModeSettings)
+    c.security.fill(SageMakerSecurity)

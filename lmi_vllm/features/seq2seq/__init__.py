@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from lmi_vllm.server.builder import ServerBuilder
+    from lmi_vllm.server.parts import ServerParts
     from lmi_vllm.translate.configuration import ConfigurationBuilder
 
 ENGINE: Final = "Transformers engine"
@@ -15,12 +15,12 @@ def configure(c: "ConfigurationBuilder") -> None:
     from lmi_vllm.features.seq2seq.rules import choose_engine, runs_here
     from lmi_vllm.translate.draft import RulePhase
 
-    c.engine(OwnEngine(ENGINE, runs_here))
-    c.rule(RulePhase.CHECKPOINT, choose_engine)
+    c.engines.append(OwnEngine(ENGINE, runs_here))
+    c.rules[RulePhase.CHECKPOINT].append(choose_engine)
 
 
-def serve(s: "ServerBuilder") -> None:
+def serve(s: "ServerParts") -> None:
     """Add to the server."""
     from lmi_vllm.features.seq2seq.factory import TransformersFactory
 
-    s.engine.own(ENGINE, TransformersFactory)
+    s.engines.own[ENGINE] = TransformersFactory

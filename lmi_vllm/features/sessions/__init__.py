@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lmi_vllm.server.builder import ServerBuilder
+    from lmi_vllm.server.parts import ServerParts
     from lmi_vllm.translate.configuration import ConfigurationBuilder
 
 
@@ -12,12 +12,12 @@ def configure(c: "ConfigurationBuilder") -> None:
     from lmi_vllm.features.sessions.settings import SessionSettings, check_store
     from lmi_vllm.translate.draft import RulePhase
 
-    c.settings(SessionSettings)
-    c.rule(RulePhase.PLACED, check_store)
+    c.settings.append(SessionSettings)
+    c.rules[RulePhase.PLACED].append(check_store)
 
 
-def serve(s: "ServerBuilder") -> None:
+def serve(s: "ServerParts") -> None:
     """Add to the server."""
     from lmi_vllm.features.sessions.start import keeping_sessions
 
-    s.model_part(keeping_sessions)
+    s.model_parts.append(keeping_sessions)

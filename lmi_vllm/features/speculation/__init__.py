@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lmi_vllm.server.builder import ServerBuilder
+    from lmi_vllm.server.parts import ServerParts
     from lmi_vllm.translate.configuration import ConfigurationBuilder
 
 
@@ -18,13 +18,13 @@ def configure(c: "ConfigurationBuilder") -> None:
     )
     from lmi_vllm.translate.draft import RulePhase
 
-    c.settings(SpeculationSettings)
-    c.rule(RulePhase.WRITTEN, put_drafts)
-    c.rule(RulePhase.PLACED, check_draft_degree)
+    c.settings.append(SpeculationSettings)
+    c.rules[RulePhase.WRITTEN].append(put_drafts)
+    c.rules[RulePhase.PLACED].append(check_draft_degree)
 
 
-def serve(s: "ServerBuilder") -> None:
+def serve(s: "ServerParts") -> None:
     """Add to the server."""
     from lmi_vllm.features.speculation.rules import fetch_draft
 
-    s.start.download(fetch_draft)
+    s.start.downloads.append(fetch_draft)

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lmi_vllm.server.builder import ServerBuilder
+    from lmi_vllm.server.parts import ServerParts
     from lmi_vllm.translate.configuration import ConfigurationBuilder
 
 
@@ -17,12 +17,12 @@ def configure(c: "ConfigurationBuilder") -> None:
     )
     from lmi_vllm.translate.draft import RulePhase
 
-    c.settings(TextEmbeddingSettings)
-    c.rule(RulePhase.WRITTEN, put_pooling)
+    c.settings.append(TextEmbeddingSettings)
+    c.rules[RulePhase.WRITTEN].append(put_pooling)
 
 
-def serve(s: "ServerBuilder") -> None:
+def serve(s: "ServerParts") -> None:
     """Add to the server."""
     from lmi_vllm.features.text_embedding.requests import answering_texts
 
-    s.model_part(answering_texts)
+    s.model_parts.append(answering_texts)

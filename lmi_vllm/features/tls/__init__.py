@@ -10,5 +10,5 @@ def configure(c: "ConfigurationBuilder") -> None:
     """Add to the configuration."""
     from lmi_vllm.features.tls.pair import TlsSettings, tls_of
 
-    c.settings(TlsSettings)
-    c.tls(tls_of)
+    c.settings.append(TlsSettings)
+    c.tls.fill(tls_of)

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from lmi_vllm.engine.vllm.outputs import TokenLane
-    from lmi_vllm.server.builder import ServerBuilder
+    from lmi_vllm.server.parts import ServerParts
 
 
-def serve(s: "ServerBuilder") -> None:
+def serve(s: "ServerParts") -> None:
     """Add to the server."""
-    s.engine.token_lane(make_lane)
+    s.engines.vllm.token_lane.fill(make_lane)
 
 
 def make_lane(tokenizer: object) -> "TokenLane":

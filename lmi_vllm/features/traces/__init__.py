@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lmi_vllm.server.builder import ServerBuilder
+    from lmi_vllm.server.parts import ServerParts
     from lmi_vllm.translate.configuration import ConfigurationBuilder
 
 
@@ -12,14 +12,14 @@ def configure(c: "ConfigurationBuilder") -> None:
     from lmi_vllm.features.traces.endpoint import TraceSettings, put_endpoint
     from lmi_vllm.translate.draft import RulePhase
 
-    c.settings(TraceSettings)
-    c.rule(RulePhase.PLACED, put_endpoint)
+    c.settings.append(TraceSettings)
+    c.rules[RulePhase.PLACED].append(put_endpoint)
 
 
-def serve(s: "ServerBuilder") -> None:
+def serve(s: "ServerParts") -> None:
     """Add to the server."""
     from lmi_vllm.features.traces.endpoint import plan_variables
     from lmi_vllm.features.traces.start import tracing
 
-    s.start.plan_variables(plan_variables)
-    s.model_part(tracing)
+    s.start.plan_variables.append(plan_variables)
+    s.model_parts.append(tracing)

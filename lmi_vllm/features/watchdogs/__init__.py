@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lmi_vllm.server.builder import ServerBuilder
+    from lmi_vllm.server.parts import ServerParts
     from lmi_vllm.translate.configuration import ConfigurationBuilder
 
 
@@ -12,12 +12,12 @@ def configure(c: "ConfigurationBuilder") -> None:
     from lmi_vllm.features.watchdogs.settings import WatchdogSettings, check_restart
     from lmi_vllm.translate.draft import RulePhase
 
-    c.settings(WatchdogSettings)
-    c.rule(RulePhase.PLACED, check_restart)
+    c.settings.append(WatchdogSettings)
+    c.rules[RulePhase.PLACED].append(check_restart)
 
 
-def serve(s: "ServerBuilder") -> None:
+def serve(s: "ServerParts") -> None:
     """Add to the server."""
     from lmi_vllm.features.watchdogs.watchdogs import watching
 
-    s.model_part(watching)
+    s.model_parts.append(watching)
