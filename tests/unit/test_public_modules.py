@@ -30,9 +30,8 @@ OF_ONE = """
     config: layers model_source option_table options other_servers.nim_variables
         other_servers.replacement other_servers.tgi_variables other_servers.vllm_flags
         other_servers.vllm_server properties
-    engine: text_bounds vllm.adapters vllm.async_llm vllm.bridge vllm.chunks vllm.client_parts
-        vllm.configuration vllm.cpu.companions vllm.engine vllm.engine_calls vllm.outputs
-        vllm.start vllm.start_steps vllm.tokenizer_trial
+    engine: text_bounds vllm.chunks vllm.configuration vllm.cpu.companions vllm.engine_calls
+        vllm.joined vllm.outputs vllm.start vllm.start_steps vllm.tokenizer_trial
     inference: pipeline request.lmi request.tgi response.formatters
     server: code_start model_manager model_start ports supervisor
     sources: model_store

@@ -5,8 +5,6 @@ import sys
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
-from functools import partial
-from typing import Protocol
 
 from lmi_vllm.engine.base import EngineClient, start_error
 from lmi_vllm.engine.vllm.adapters import BASE_ADAPTER_ID, BASE_ADAPTER_NAME
@@ -18,32 +16,22 @@ from lmi_vllm.engine.vllm.engine import VllmClient, ended_unless_ready, prepared
 from lmi_vllm.engine.vllm.engine_calls import LoadedAdapter
 from lmi_vllm.engine.vllm.processes import adopt_forked_engines, claim_children
 from lmi_vllm.errors import AdapterRefusedError
-from lmi_vllm.features.front_ends.channel import JoinEngine
-from lmi_vllm.messages import AdapterRef
+from lmi_vllm.messages import AdapterRef, EngineArguments, ServingProfile
 
 Report = Callable[[str], None]  # of a request, by its id in the engine
-
-
-class SharedState(Protocol):
-    """Allocates adapter slots for all clients of an engine."""
-
-    def hold(self, adapter: int) -> AbstractAsyncContextManager[None]:
-        """Wait until the adapter of this engine id may be used; it may while the body runs.
-
-        Raises:
-            LmiError: it cannot be used, now or ever.
-        """
-        ...
+# Waits until the adapter of an engine id may be used: it may while the context is entered. Raises
+# an LmiError where it cannot, now or ever.
+HoldSlot = Callable[[int], AbstractAsyncContextManager[None]]
 
 
 class LoadedAdapters:
     """The adapters of the shared engine; the first process allocates their slots."""
 
-    def __init__(self, shared: SharedState, base_path: str) -> None:
+    def __init__(self, hold_slot: HoldSlot, base_path: str) -> None:
         self.base = None
         if base_path:
             self.base = LoadedAdapter(BASE_ADAPTER_ID, BASE_ADAPTER_NAME, base_path, "base")
-        self._decides = shared
+        self._hold_slot = hold_slot
         self._shared: dict[int, LoadedAdapter] = {}
         self._loaded: dict[int, LoadedAdapter] = {}
 
@@ -60,7 +48,7 @@ class LoadedAdapters:
 
     def hold(self, adapter: LoadedAdapter, _shown: str) -> AbstractAsyncContextManager[None]:
         """Hold a slot while the body runs; see `UsableAdapters.hold`."""
-        return self._decides.hold(adapter.engine_id)
+        return self._hold_slot(adapter.engine_id)
 
     async def release(self, adapter: LoadedAdapter) -> None:
         """Do nothing: the first process releases the weights."""
@@ -79,64 +67,46 @@ class LoadedAdapters:
         self._loaded.pop(adapter.engine_id, None)
 
 
-class ClientAsyncLLM(GuardedAsyncLLM):
-    """An AsyncLLM on an engine that another process started, and that guards it for us."""
-
-    adapters: LoadedAdapters
-
-    def __init__(
-        self, setup: EngineSetup, client: EngineClient, shared: SharedState, began: Report
-    ) -> None:
-        super().__init__(setup, client_of(client), began)
-        self.adapters = LoadedAdapters(shared, client.base_adapter)
-
-    @property
-    def engine_requests(self) -> tuple[str, ...]:
-        """The requests in the engine, by their ids there."""
-        return tuple(self.output_processor.request_states)
-
-
 class JoinedEngine(VllmClient):
     """The engine of another process, as one of its clients."""
 
-    def __init__(self, llm: ClientAsyncLLM, bridge: Bridge, task: str) -> None:
+    def __init__(
+        self, llm: GuardedAsyncLLM, bridge: Bridge, task: str, adapters: LoadedAdapters
+    ) -> None:
         super().__init__(llm, bridge, task)
-        self._adapters = llm.adapters
-
-    def share(self, adapters: Iterable[LoadedAdapter]) -> None:
-        """Set the adapters that are in the engine."""
-        self._adapters.share(adapters)
+        self.adapters = adapters
 
     @property
     def engine_requests(self) -> tuple[str, ...]:
         """The ids of this client's requests in the engine."""
-        found: tuple[str, ...] = self._llm.engine_requests
-        return found
+        return tuple(self._llm.output_processor.request_states)
 
     async def load_adapter(self, adapter: AdapterRef) -> None:
         """Let requests use an adapter that the engine has; the engine itself is not called."""
-        self._adapters.load(adapter)
+        self.adapters.load(adapter)
         self.http.add_adapter(adapter)
 
     async def unload_adapter(self, adapter: AdapterRef) -> None:
         """Let no further request use the adapter."""
         self.http.remove_adapter(adapter)
-        self._adapters.unload(adapter)
+        self.adapters.unload(adapter)
 
     def engine_died(self) -> None:
         """End every request with EngineDeadError: the first process has seen the engine die."""
         self._llm.engine_died()
 
 
-async def join_vllm_engine(
-    message: JoinEngine,
+async def join_vllm_engine(  # noqa: PLR0913, PLR0917 - one name for each thing that is joined
+    client: EngineClient,
+    arguments: EngineArguments,
+    profile: ServingProfile,
     checked: VllmArguments | None,
     thread: ThreadPoolExecutor,
-    shared: SharedState,
-    began: Report,
     parts: EngineParts,
+    hold_slot: HoldSlot,
+    began: Report,
 ) -> JoinedEngine:
-    """Return a client of another process's engine; `shared` decides about adapters for all clients.
+    """Return a client of another process's engine; `hold_slot` is the same for all clients.
 
     `began` is called for each request before the engine has it, with its id there. Arguments that
     were `checked` are not read again.
@@ -144,7 +114,19 @@ async def join_vllm_engine(
     Raises:
         EngineStartError: the engine could not be joined; the text is the root cause.
     """
-    join = partial(_join, message, checked, thread, shared, began, parts)
+    adapters = LoadedAdapters(hold_slot, client.base_adapter)
+
+    def join() -> GuardedAsyncLLM:
+        claim_children()  # those that try grammars
+        is_cpu, read = runs_on_cpu(), VllmArguments.of(arguments, checked)
+        config = engine_config(read.namespace, client.count, client.index, is_cpu=is_cpu)
+        if sys.platform == "linux":
+            adopt_forked_engines()
+        setup = EngineSetup(read, config, profile, thread, is_cpu, parts)
+        llm = GuardedAsyncLLM(setup, client_of(client), began)
+        llm.adapters = adapters
+        return llm
+
     try:
         llm = await asyncio.get_running_loop().run_in_executor(thread, join)
     except Exception as error:
@@ -152,22 +134,4 @@ async def join_vllm_engine(
         raise start_error(text) from error
     async with ended_unless_ready(llm):
         bridge, task = await prepared(llm)
-        return JoinedEngine(llm, bridge, task)
-
-
-def _join(
-    message: JoinEngine,
-    checked: VllmArguments | None,
-    thread: ThreadPoolExecutor,
-    shared: SharedState,
-    began: Report,
-    parts: EngineParts,
-) -> ClientAsyncLLM:
-    claim_children()  # those that try grammars
-    is_cpu, client = runs_on_cpu(), message.client
-    read = VllmArguments.of(message.arguments, checked)
-    config = engine_config(read.namespace, client.count, client.index, is_cpu=is_cpu)
-    if sys.platform == "linux":
-        adopt_forked_engines()
-    setup = EngineSetup(read, config, message.profile, thread, is_cpu, parts)
-    return ClientAsyncLLM(setup, client, shared, began)
+        return JoinedEngine(llm, bridge, task, adapters)

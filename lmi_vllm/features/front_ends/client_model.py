@@ -30,7 +30,7 @@ from lmi_vllm.server.warm_up import warm_up
 
 if TYPE_CHECKING:
     from lmi_vllm.engine.vllm.configuration import VllmArguments
-    from lmi_vllm.features.front_ends.joined import JoinedEngine
+    from lmi_vllm.engine.vllm.joined import JoinedEngine
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class ClientModel:
             raise RuntimeError("the engine has not been joined")
         adapters = self._adapters
         async with self._list_lock:  # an older list must not overwrite a newer one
-            self._engine.share(message.shared)
+            self._engine.adapters.share(message.shared)
             gone = await adapters.follow(message.adapters)
         await adapters.wait_unused(gone, message.timeout_seconds)
 
@@ -132,18 +132,18 @@ class ClientModel:
             await self._model.leave()
 
     async def _join(self, message: JoinEngine) -> None:
-        from lmi_vllm.features.front_ends.joined import (
-            join_vllm_engine,
-        )
+        from lmi_vllm.engine.vllm.joined import join_vllm_engine
 
         self._thread = self._thread or new_engine_thread()
         self._engine = engine = await join_vllm_engine(
-            message,
+            message.client,
+            message.arguments,
+            message.profile,
             self._checked,
             self._thread,
-            self._first,
-            lambda request: self._channel.send(RequestStarted(request)),
             self._assembled.parts.engines.vllm,
+            self._first.hold,
+            lambda request: self._channel.send(RequestStarted(request)),
         )
         self._thread = None  # the engine owns the thread from here on
         if engine.task == GENERATE:
@@ -172,7 +172,7 @@ class ClientModel:
 
 
 class RemoteAdapters:
-    """Adapter slots and loads, which the first process decides for all; see `SharedState`."""
+    """Adapter slots and loads, which the first process decides for all."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
