@@ -2,7 +2,6 @@
 
 import argparse
 import asyncio
-import contextlib
 import json
 import signal
 import sys
@@ -15,14 +14,13 @@ from lmi_vllm.config.secrets import mask_urls
 from lmi_vllm.errors import LmiError
 from lmi_vllm.features.bench.dialects import DIALECTS, ServerDialect
 from lmi_vllm.features.bench.http_client import HttpTarget, http_client
-from lmi_vllm.features.bench.live import LiveView
 from lmi_vllm.features.bench.plan import LengthRange, LoadPlan
-from lmi_vllm.features.bench.plots import plots
 from lmi_vllm.features.bench.report import BenchReport
 from lmi_vllm.features.bench.run import Client, LoadRun
 from lmi_vllm.translate.configuration import Configuration
 
 EXIT_INTERRUPTED = 130
+LINE_SECONDS = 5.0
 
 
 def add_arguments(parser: argparse.ArgumentParser, _: Configuration) -> None:
@@ -126,8 +124,7 @@ def add_arguments(parser: argparse.ArgumentParser, _: Configuration) -> None:
     )
     out = parser.add_argument_group("results")
     out.add_argument("--json", metavar="FILE", help="write the figures as JSON; - is stdout")
-    out.add_argument("--svg", type=Path, metavar="FILE", help="write plots")
-    out.add_argument("--quiet", action="store_true", help="no live view")
+    out.add_argument("--quiet", action="store_true", help="no lines while it runs")
 
 
 def run(arguments: argparse.Namespace, environ: Mapping[str, str], _: Configuration) -> int:
@@ -147,20 +144,26 @@ async def _run(arguments: argparse.Namespace, plan: LoadPlan, environ: Mapping[s
         load = LoadRun(plan, client)
         if not arguments.no_probe:
             await _probe(load, stop)
-        view = LiveView(load, sys.stderr)
-        showing = None if arguments.quiet else asyncio.create_task(view.show())
+        showing = None if arguments.quiet else asyncio.create_task(_show(load))
         if not stop.is_set():
             await load.run(stop)
         if showing is not None:
             showing.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await showing
-            view.clear()
     report = BenchReport(load, _subject(arguments, plan))
     _write(report, arguments)
     if stop.is_set():
         return EXIT_INTERRUPTED
     return 0 if report.good else 1
+
+
+async def _show(load: LoadRun) -> None:
+    """Say where the run is every few seconds, until cancelled."""
+    number = "" if load.plan.number is None else f"/{load.plan.number}"
+    while True:
+        await asyncio.sleep(LINE_SECONDS)
+        done = f"{len(load.outcomes)}{number} done, {load.in_flight} in flight"
+        failed = sum(not outcome.is_good for outcome in load.outcomes)
+        print(f"{load.now():.0f} s: {done}, {failed} failed", file=sys.stderr, flush=True)
 
 
 async def _probe(load: LoadRun, stop: asyncio.Event) -> None:
@@ -284,18 +287,14 @@ def _write(report: BenchReport, arguments: argparse.Namespace) -> None:
     document: dict[str, Any] = report.document()
     if arguments.json == "-":
         print(json.dumps(document, indent=1))
-    else:
-        print("\n".join(report.lines()))
-    for path, text in (
-        (None if arguments.json in (None, "-") else Path(arguments.json), json.dumps(document)),
-        (arguments.svg, plots(report)),
-    ):
-        if path is None:
-            continue
-        try:
-            path.write_text(f"{text.rstrip()}\n", encoding="utf-8")
-        except OSError as error:
-            raise LmiError(f"bench: cannot write {path}: {error.strerror}") from error
+        return
+    print("\n".join(report.lines()))
+    if arguments.json is None:
+        return
+    try:
+        Path(arguments.json).write_text(f"{json.dumps(document)}\n", encoding="utf-8")
+    except OSError as error:
+        raise LmiError(f"bench: cannot write {arguments.json}: {error.strerror}") from error
 
 
 def _count(text: str) -> int:

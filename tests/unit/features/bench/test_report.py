@@ -1,11 +1,6 @@
-"""Figures, table, plots and live view of a run whose outcomes are known."""
+"""Figures and table of a run whose outcomes are known."""
 
-import io
-import xml.etree.ElementTree as ET
-
-from lmi_vllm.features.bench.live import LiveView, sparkline
 from lmi_vllm.features.bench.plan import LoadPlan, LoadRequest, RequestOutcome
-from lmi_vllm.features.bench.plots import plots
 from lmi_vllm.features.bench.report import BenchReport
 from lmi_vllm.features.bench.run import LoadRun
 
@@ -71,24 +66,3 @@ def test_figures_are_by_adapter_where_there_are_several() -> None:
     assert report(outcome(0, 2)).document()["adapters"] == {}
     found = report(outcome(0, 2), outcome(0, 2, "a"), outcome(0, 2, "a")).document()["adapters"]
     assert {name: row["requests"] for name, row in found.items()} == {"a": 2, "base": 1}
-
-
-def test_plots_are_a_document_whatever_happened() -> None:
-    """Four panels, the subject as text; also of a run without one answer."""
-    for made in (report(outcome(0, 5), outcome(1, 50)), report(), report(failed("x", ""))):
-        root = ET.fromstring(plots(made))
-        assert root.tag.endswith("svg")
-        texts = [element.text for element in root.iter() if element.tag.endswith("text")]
-        assert "http://h: lmi <streamed>" in texts
-        assert len([one for one in root if one.tag.endswith("}g")]) == 4
-        assert "nan" not in plots(made)
-
-
-def test_the_live_view_says_where_a_run_is() -> None:
-    """Done, in flight, failed, and the latest times."""
-    made = report(outcome(0, 11), failed("timeout", ""))
-    made.run.in_flight = 3
-    shown = " ".join(LiveView(made.run, io.StringIO()).lines())
-    assert "2/100 done, 3 in flight, 1 failed" in shown
-    assert "first token p50 100 ms, end to end p50 210 ms" in shown
-    assert sparkline([0.0, 5.0, 10.0]) == "▁▄█"
