@@ -122,6 +122,16 @@ def test_sampled_answers_are_right_with_drafts(featured: RunningServer) -> None:
     check_sampled_answers(featured.url)
 
 
+def test_named_tokens_do_not_end_an_engine_with_drafts(featured: RunningServer) -> None:
+    """`cpu/scored_tokens`: their log probabilities are refused, and the next answer is there."""
+    score = {"query": "The moon", "items": [" is"], "label_token_ids": [273, 302]}
+    completion = {"prompt": "The moon", "logprobs": 1, "logprob_token_ids": [273, 302]}
+    for path, body in (("/generative_scoring", score), ("/v1/completions", completion)):
+        answer = call(featured.url, path, body)
+        assert (answer.status, b"speculative decoding" in answer.body) == (400, True), answer.body
+    assert tokens(featured.url, STORY, 4)
+
+
 def test_acceptance_rate_is_logged(featured: RunningServer) -> None:
     """LMI_STATS_INTERVAL: how many drafts were right, beside throughput and queue."""
     parameters = {"max_new_tokens": 400, "do_sample": False, "ignore_eos_token": True}

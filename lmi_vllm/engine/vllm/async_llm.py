@@ -31,6 +31,7 @@ from lmi_vllm.engine.turns import TurnBudget
 from lmi_vllm.engine.vllm.adapters import EngineAdapters, UsableAdapters
 from lmi_vllm.engine.vllm.client_parts import EngineParts
 from lmi_vllm.engine.vllm.configuration import VllmArguments
+from lmi_vllm.engine.vllm.cpu.scored_tokens import fault_beside_drafts
 from lmi_vllm.engine.vllm.cpu.zero_adapter import load_zero_adapter
 from lmi_vllm.engine.vllm.engine_calls import EngineCalls, LoadedAdapter
 from lmi_vllm.engine.vllm.names import (
@@ -144,7 +145,7 @@ class GuardedAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
         self, request_id: str, prompt: Any, params: Any, *arguments: Any, **named: Any
     ) -> Any:
         """As AsyncLLM.add_request; see `workarounds.unsent_requests` and `unsent_media`."""
-        if fault := fault_of(request_id, params):
+        if fault := fault_of(request_id, params) or fault_beside_drafts(params, self.vllm_config):
             raise VLLMValidationError(fault)
         await self._turn.wait(1)
         try:

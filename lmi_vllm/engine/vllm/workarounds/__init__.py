@@ -22,6 +22,7 @@ from lmi_vllm.engine.vllm.cpu import (
     compilation,
     drafted_sampling,
     prompt_logprobs,
+    scored_tokens,
     shared_memory,
 )
 from lmi_vllm.engine.vllm.workarounds import (
@@ -96,6 +97,13 @@ WORKAROUNDS: Final = (
         drafted_sampling.expanded,
         Scope.WORKER,
         "tests/contract/test_drafted_sampling.py:test_plain_vllm_does_not_expand_what_a_request_sets",
+        is_required=True,
+    ),
+    Workaround(
+        "vllm.v1.sample.sampler:Sampler.forward",
+        scored_tokens.for_its_own_rows,
+        Scope.WORKER,
+        "tests/contract/test_scored_tokens.py:test_plain_vllm_gives_a_batch_the_columns_of_one_request",
         is_required=True,
     ),
     Workaround(
