@@ -22,7 +22,7 @@ from lmi_vllm.errors import (
 )
 from lmi_vllm.masked_urls import mask_urls
 from lmi_vllm.sources.archives import is_archive, unpack
-from lmi_vllm.sources.base import Limits
+from lmi_vllm.sources.base import FetchRequest, Limits
 from lmi_vllm.sources.local import cache_directory, file_url_path, without_file_scheme
 from lmi_vllm.sources.table import Sources
 from lmi_vllm.sources.trusted_folders import untrusted_code_reason
@@ -157,7 +157,7 @@ class AdapterSources:
     def _fetched(self, src: str) -> Path:
         try:
             return self.sources.fetch_model(
-                src, environ=self.environ, limits=self.limits, select=adapter_files
+                FetchRequest(src, self.environ, limits=self.limits, select=adapter_files)
             )
         except DownloadError as error:
             raise AdapterRefusedError(error.text) from error

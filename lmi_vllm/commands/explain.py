@@ -4,7 +4,6 @@ import argparse
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from importlib.util import find_spec
 
 from lmi_vllm.checks.model_config import ModelFiles, read_local_files
@@ -112,8 +111,8 @@ def reader_of(
     """The reader of the model's config.json and of its weights' size."""
     if arguments.offline:
         return read_local_files
-    environ = {**environ, **settings.environment_exports}
-    return partial(configuration.read_model_files, environ=environ, with_size=with_size)
+    known = {**environ, **settings.environment_exports}
+    return configuration.reader(known, with_size=with_size)
 
 
 def valid_settings(

@@ -63,6 +63,11 @@ class ServerSettings(ServerOptions, LayeredSettings):
         """The folders that local adapters must lie below; none allows all."""
         return tuple(map(Path, filter(None, (self.lmi_adapter_roots or "").split(os.pathsep))))
 
+    @property
+    def hides_failure(self) -> bool:
+        """Whether `/ping` is 200 even after the engine has failed for good."""
+        return self.health_check_override or bool(self.sagemaker_health_check_override)
+
 
 class FeatureSettings(LayeredSettings):
     """Base of a feature's settings: environment variables, unless `section` has others."""

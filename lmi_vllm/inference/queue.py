@@ -105,7 +105,7 @@ class RequestQueue:
 
     def _give_back(self, count: int, task: asyncio.Task[Any] | None) -> None:
         if task is not None:
-            _forget(self._tasks, task)
+            self._forget(task)
         self._in_flight -= count
         self._slots.add(-count)
         if not self._in_flight:
@@ -114,7 +114,12 @@ class RequestQueue:
     def follow(self, task: asyncio.Task[Any]) -> None:
         """Cancel `task`, which goes on after its request was answered, with the others."""
         self._tasks[task] += 1
-        task.add_done_callback(partial(_forget, self._tasks))
+        task.add_done_callback(self._forget)
+
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        self._tasks[task] -= 1
+        if not self._tasks[task]:
+            del self._tasks[task]
 
     def subscribe_end(self, on_end: Callable[[], None]) -> None:
         """Call `on_end` when `cancel_all` is called."""
@@ -158,12 +163,6 @@ class RequestQueue:
         await self._idle.wait()
         while self.in_flight:  # noqa: ASYNC110 (of other processes, whose events are not ours)
             await asyncio.sleep(IDLE_POLL_SECONDS)
-
-
-def _forget(tasks: Counter[asyncio.Task[Any]], task: asyncio.Task[Any]) -> None:
-    tasks[task] -= 1
-    if not tasks[task]:
-        del tasks[task]
 
 
 class Holdings:

@@ -7,13 +7,11 @@ import json
 import logging
 import operator
 from collections.abc import (
-    AsyncIterator,
     Callable,
     Coroutine,
     Iterable,
     Mapping,
     MutableMapping,
-    Sequence,
 )
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
@@ -210,34 +208,8 @@ ServerLifespan = Callable[
 ]
 
 
-@contextlib.asynccontextmanager
-async def running_features(
-    lifespans: Sequence[ServerLifespan],
-    service: InferenceService,
-    settings: Settings,
-    environ: Mapping[str, str],
-    events: ServerEvents,
-) -> AsyncIterator[None]:
-    """Enter every lifespan; leave them all after the body."""
-    async with contextlib.AsyncExitStack() as running:
-        for run in lifespans:
-            await running.enter_async_context(run(service, settings, environ, events))
-        yield
-
-
-@contextlib.asynccontextmanager
-async def engine_statistics(
-    service: InferenceService, seconds: float, clock: Clock
-) -> AsyncIterator[None]:
-    """Let the engine log its statistics every `seconds` while the body runs; 0 is off."""
-    logging_often = asyncio.create_task(_log_often(service, seconds, clock))
-    try:
-        yield
-    finally:
-        logging_often.cancel()
-
-
-async def _log_often(service: InferenceService, seconds: float, clock: Clock) -> None:
+async def log_statistics(service: InferenceService, seconds: float, clock: Clock) -> None:
+    """Let the engine log its statistics every `seconds`, until cancelled; 0 is off."""
     while seconds:
         await clock.sleep(seconds)
         if (engine := service.loaded_engine) is not None:

@@ -15,7 +15,7 @@ from lmi_vllm.config.model_source import with_files
 from lmi_vllm.errors import ConfigurationError
 from lmi_vllm.messages import EngineArguments, ModelArtifacts
 from lmi_vllm.server.start_parts import StartParts
-from lmi_vllm.sources.base import DownloadProgress
+from lmi_vllm.sources.base import DownloadProgress, FetchRequest
 from lmi_vllm.sources.local import is_directory, is_file
 from lmi_vllm.translate.arguments import Translation
 from lmi_vllm.translate.configuration import Configuration
@@ -185,17 +185,13 @@ class ModelFetch:
         load_format: str | None = None,
         ignore_patterns: Sequence[str] | None = None,
     ) -> Path:
-        folder = self._settings.model.download_dir
-        return await asyncio.to_thread(
-            self._sources.fetch_model,
-            reference,
-            revision=revision,
-            environ=self._environ,
-            load_format=load_format,
-            ignore_patterns=ignore_patterns,
-            download_dir=Path(folder) if folder else None,
+        named = self._settings.model.download_dir
+        folder = Path(named) if named else None
+        request = FetchRequest(
+            reference, self._environ, revision, load_format, ignore_patterns, folder,
             on_progress=self._report,
-        )
+        )  # fmt: skip
+        return await asyncio.to_thread(self._sources.fetch_model, request)
 
     def _check_security(self, model: ModelArtifacts) -> None:
         security = self._configuration.security

@@ -19,7 +19,7 @@ from lmi_vllm.server.context import (
 from lmi_vllm.server.model_settings import planned
 from lmi_vllm.server.model_start import ModelStart
 from lmi_vllm.server.plan import StartPlan
-from lmi_vllm.server.supervisor import FailurePolicy, Outcome, Supervisor
+from lmi_vllm.server.supervisor import Outcome, Supervisor
 from lmi_vllm.telemetry.log_handler import print_lines
 from lmi_vllm.translate.arguments import Translation
 from lmi_vllm.translate.devices import detect_devices
@@ -122,19 +122,18 @@ class ModelManager:
 
     async def _supervisor_for(self, plan: StartPlan, settings: Settings) -> Supervisor:
         """Return the planned model's supervisor; from then on the service knows the model."""
-        context, policy = self._context, FailurePolicy.of(settings)
-        service = context.service
+        context, service = self._context, self._context.service
         model = ModelContext(
             service, settings, plan.arguments, context.environ, context.configuration.sources,
             publish=context.processes.publish,
         )  # fmt: skip
         await model.enter(self._parts)
-        service.lifecycle.expect_model(plan.model.name, hides_failure=policy.hides_failure)
+        service.lifecycle.expect_model(plan.model.name, hides_failure=settings.server.hides_failure)
         service.queue.resize(settings.server.job_queue_size)  # the model may have it
         service.expect(plan.model.reference, plan.translation.profile)
         plan.log()
         self._start = start = ModelStart(context, model, plan)
-        return Supervisor(context, start, policy, lambda: self._announce(start))
+        return Supervisor(context, start, lambda: self._announce(start))
 
     def _announce(self, started: ModelStart) -> None:
         start, url, curl = self._context.service.lifecycle.start, self._url, self._curl

@@ -17,6 +17,7 @@ from lmi_vllm.inference.lifecycle import Phase, StartProgress
 from lmi_vllm.server.context import ServerContext
 from lmi_vllm.server.plan import StartPlan, plan_start
 from lmi_vllm.sources.archives import is_archive, unpack
+from lmi_vllm.sources.base import FetchRequest
 from lmi_vllm.sources.model_store import PROPERTIES_NAME
 from lmi_vllm.translate.configuration import Configuration
 
@@ -75,12 +76,10 @@ async def _completed(
         properties = None if text is None else parse_properties(text, origin)
     else:
         start.enter(Phase.DOWNLOAD)
-        folder = await asyncio.to_thread(
-            sources.fetch_model,
-            named,
-            environ=environ,
-            on_progress=lambda progress: start.report(asdict(progress)),
+        request = FetchRequest(
+            named, environ, on_progress=lambda progress: start.report(asdict(progress))
         )
+        folder = await asyncio.to_thread(sources.fetch_model, request)
         path = folder / PROPERTIES_NAME
         properties = read_properties(path) if path.is_file() else None
     return settings if properties is None else configuration.load(environ, typed, properties)

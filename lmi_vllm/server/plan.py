@@ -4,7 +4,6 @@ import json
 import logging
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
-from functools import partial
 from types import MappingProxyType
 
 from lmi_vllm.checks.platform import (
@@ -68,7 +67,7 @@ def plan_start(
     """
     exports.update(settings.environment_exports)
     own = {**environ, **settings.environment_exports}
-    read, devices = partial(configuration.read_model_files, environ=own), detect_devices(environ)
+    read, devices = configuration.reader(own), detect_devices(environ)
     translation = configuration.translator.translate_start(settings, environ, devices, read)
     explanation = configuration.explain(translation)
     if explanation.errors:

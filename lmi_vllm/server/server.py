@@ -19,9 +19,8 @@ from lmi_vllm.server.context import (
     ProcessGroup,
     ServerContext,
     ServerEvents,
-    engine_statistics,
+    log_statistics,
     new_service,
-    running_features,
 )
 from lmi_vllm.server.end_budget import EndBudget, end_seconds
 from lmi_vllm.server.listeners import open_listeners
@@ -81,14 +80,13 @@ class Server:
                 self._processes.remove()
 
     async def _enter(self, features: contextlib.AsyncExitStack) -> None:
-        settings, events = self._settings, self._events
-        lifespans = self._assembled.parts.lifespans
-        await features.enter_async_context(
-            running_features(lifespans, self.service, settings, self._environ, events)
-        )
-        await features.enter_async_context(
-            engine_statistics(self.service, settings.server.lmi_stats_interval, self._clock)
-        )
+        service, settings = self.service, self._settings
+        for run in self._assembled.parts.lifespans:
+            lifespan = run(service, settings, self._environ, self._events)
+            await features.enter_async_context(lifespan)
+        seconds = settings.server.lmi_stats_interval
+        logging_often = asyncio.create_task(log_statistics(service, seconds, self._clock))
+        features.callback(logging_often.cancel)
 
     async def _serve(self, stop: asyncio.Event) -> Outcome:
         listeners = await open_listeners(

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from lmi_vllm.config.settings import Settings
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.engine.factory import freeze_heap, refreeze_heap
 from lmi_vllm.errors import LmiError
@@ -34,25 +33,6 @@ class Outcome:
     is_immediate: bool = False  # requests in flight are not waited for
 
 
-@dataclass(frozen=True, slots=True)
-class FailurePolicy:
-    """What follows an engine failure."""
-
-    retry_threshold: int = 0  # number of failures that are followed by a restart
-    fail_fast: bool = False
-    hides_failure: bool = False
-
-    @classmethod
-    def of(cls, settings: Settings) -> "FailurePolicy":
-        """Return the policy in the settings."""
-        return cls(
-            retry_threshold=settings.server.retry_threshold,
-            fail_fast=settings.server.fail_fast,
-            hides_failure=settings.server.health_check_override
-            or bool(settings.server.sagemaker_health_check_override),
-        )
-
-
 class Supervisor:
     """Runs the engine of one model until it has failed for good."""
 
@@ -60,7 +40,6 @@ class Supervisor:
         self,
         context: ServerContext,
         start: ModelStart,
-        policy: FailurePolicy,
         announce: Callable[[], None],
     ) -> None:
         self._service = context.service
@@ -68,7 +47,7 @@ class Supervisor:
         self._clock = context.clock
         self._model = start.model
         self._start = start
-        self._policy = policy
+        self._server = start.model.settings.server
         self._announce = announce
         self._engine: Engine | None = None
         self._can_restart = True
@@ -88,7 +67,7 @@ class Supervisor:
         self._announce()
         failures = 0
         reason = await self._watch(runtime.engine)
-        while (failures := failures + 1) <= self._policy.retry_threshold:
+        while (failures := failures + 1) <= self._server.retry_threshold:
             if self._service.lifecycle.state is State.DRAINING or not self._can_restart:
                 logger.error("%s", reason)
                 break  # no request reaches it, or the old engine is still there
@@ -96,7 +75,7 @@ class Supervisor:
                 "%s: restarting the engine (failure %d, retry_threshold %d)",
                 reason,
                 failures,
-                self._policy.retry_threshold,
+                self._server.retry_threshold,
             )
             try:
                 runtime = await self._restart(files, runtime)
@@ -110,7 +89,7 @@ class Supervisor:
                 "%s: the engine is not restarted (failure %d, retry_threshold %d)",
                 reason,
                 failures,
-                self._policy.retry_threshold,
+                self._server.retry_threshold,
             )
         return await self._give_up(reason)
 
@@ -183,9 +162,9 @@ class Supervisor:
         return reason
 
     async def _give_up(self, reason: str) -> Outcome:
-        if self._policy.fail_fast:
+        if self._server.fail_fast:
             return Outcome(FAIL_FAST_CODE, reason, is_immediate=True)
-        if not self._policy.hides_failure:
+        if not self._server.hides_failure:
             return Outcome(1, reason)
         self._service.lifecycle.set_state(State.FAILED)
         logger.error(

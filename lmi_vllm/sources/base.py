@@ -87,7 +87,12 @@ Extract = Callable[[Path, Path, str, Limits | None], Mapping[str, int]]
 
 @dataclass(frozen=True, slots=True)
 class FetchRequest:
-    """One model or adapter to fetch; a source ignores fields of other sources."""
+    """One model or adapter to fetch; a source ignores fields of other sources.
+
+    `revision`, `ignore_patterns` and `download_dir` apply to hub ids only, and so do the rules for
+    files that are left out. `destination` gets plain files, by the same rules. It is renamed when
+    complete, and unchanged while the source is.
+    """
 
     reference: str
     environ: Mapping[str, str] = field(repr=False)

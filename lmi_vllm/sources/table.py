@@ -1,19 +1,11 @@
 """The sources of models and adapters: paths, stores, the hub."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from lmi_vllm.sources.base import (
-    FetchRequest,
-    Limits,
-    ProgressSink,
-    Repositories,
-    SelectFiles,
-    Source,
-    Store,
-    ignore_progress,
-)
+from lmi_vllm.sources.base import FetchRequest, Repositories, Source, Store
 from lmi_vllm.sources.local import LocalPaths
 
 _LOCAL: Final = LocalPaths()
@@ -39,37 +31,17 @@ class Sources:
         """The source of `reference`."""
         return _LOCAL if _LOCAL.claims(reference) else self.store_of(reference) or self.hub
 
-    def fetch_model(  # noqa: PLR0913 - one name for each thing that start-up knows
-        self,
-        reference: str,
-        *,
-        revision: str | None = None,
-        environ: Mapping[str, str],
-        load_format: str | None = None,
-        ignore_patterns: Sequence[str] | None = None,
-        download_dir: Path | None = None,
-        destination: Path | None = None,
-        on_progress: ProgressSink = ignore_progress,
-        limits: Limits | None = None,
-        select: SelectFiles | None = None,
-    ) -> Path:
-        """A local directory with the model or adapter `reference`. Blocks while it fetches.
-
-        `revision`, `ignore_patterns` and `download_dir` (the hub's cache directory) apply to hub
-        ids only, and so do the rules for files that are left out. `destination` gets plain files
-        instead of a cache, by the same rules. It is renamed when complete, and unchanged while the
-        source is. With `select` only those files are fetched, of any source.
+    def fetch_model(self, request: FetchRequest) -> Path:
+        """A local directory with the requested model or adapter. Blocks while it fetches.
 
         Raises:
             DownloadError: the text names the source, the reason and what to do.
         """
+        reference, destination = request.reference.strip(), request.destination
         if destination is not None:
             destination = destination.expanduser().absolute()
-        request = FetchRequest(
-            reference.strip(), environ, revision, load_format, ignore_patterns, download_dir,
-            destination, on_progress, limits, select,
-        )  # fmt: skip
-        return self.source_of(request.reference).fetch(request)
+        request = replace(request, reference=reference, destination=destination)
+        return self.source_of(reference).fetch(request)
 
     def read_text(
         self, reference: str, name: str, environ: Mapping[str, str], revision: str | None = None

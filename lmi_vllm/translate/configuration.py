@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from lmi_vllm.checks.model import OwnEngine, OwnEngines
-from lmi_vllm.checks.model_config import ModelFiles, read_model_files
+from lmi_vllm.checks.model_config import read_model_files
 from lmi_vllm.config.listen import MakeTls
 from lmi_vllm.config.load import load_settings
 from lmi_vllm.config.option_table import OptionTable
@@ -18,7 +18,7 @@ from lmi_vllm.messages import ModelArtifacts
 from lmi_vllm.slot import Slot
 from lmi_vllm.sources.base import Repositories, Store
 from lmi_vllm.sources.table import Sources
-from lmi_vllm.translate.arguments import Translation, Translator
+from lmi_vllm.translate.arguments import ModelReader, Translation, Translator
 from lmi_vllm.translate.draft import Rule, RulePhase
 from lmi_vllm.translate.explain import ExplainedDefaults, Explanation, explain
 
@@ -76,11 +76,9 @@ class Configuration:
         """The explanation of a translation, without secrets."""
         return explain(translation, self.defaults)
 
-    def read_model_files(
-        self, model: ModelArtifacts, environ: Mapping[str, str], *, with_size: bool = False
-    ) -> ModelFiles:
-        """config.json of `model` (and the weights' size), over the network too; never raises."""
-        return read_model_files(model, environ, self.sources, with_size=with_size)
+    def reader(self, environ: Mapping[str, str], *, with_size: bool = False) -> ModelReader:
+        """Reads config.json of a model (and the weights' size), over the network too."""
+        return lambda model: read_model_files(model, environ, self.sources, with_size=with_size)
 
 
 class ConfigurationBuilder:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-_NVIDIA_SMI_SECONDS: Final = 3.0
 _COMPILER: Final = "g++"  # torch's, unless CXX names another one
 
 
@@ -44,6 +43,20 @@ def missing_compiler(environ: Mapping[str, str]) -> str:
     return ""
 
 
+def ask_nvidia_smi(query: str, seconds: float = 3.0, tool: str | None = None) -> list[str]:
+    """Return the driver's line of figures, without units, for each GPU; none without its tool."""
+    if (tool := tool or shutil.which("nvidia-smi")) is None:
+        return []
+    command = [tool, f"--query-gpu={query}", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(
+            command, capture_output=True, text=True, timeout=seconds, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return answer.stdout.splitlines()
+
+
 def _listed_gpus(visible: str) -> int:
     """The number of GPUs in the list; as in CUDA, nothing counts after an invalid entry."""
     counted = 0
@@ -58,19 +71,7 @@ def _listed_gpus(visible: str) -> int:
 def _installed_gpus() -> int:
     """GPUs that the NVIDIA driver shows as device files, else those of nvidia-smi."""
     files = [path for path in Path("/dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
-    if files or shutil.which("nvidia-smi") is None:
-        return len(files)
-    try:
-        listing = subprocess.run(
-            ["nvidia-smi", "-L"],
-            capture_output=True,
-            text=True,
-            timeout=_NVIDIA_SMI_SECONDS,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return 0
-    return sum(line.startswith("GPU ") for line in listing.stdout.splitlines())
+    return len(files) or sum(line.isdigit() for line in ask_nvidia_smi("index"))
 
 
 def _cpu_rank_limit(environ: Mapping[str, str]) -> int | None:

@@ -17,7 +17,6 @@ import logging
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -140,8 +139,8 @@ class ClientConnection(web.RequestHandler):
 
     def _start(self, setting: str, seconds: float) -> None:
         if seconds and setting not in self._timers:
-            give_up = partial(self._give_up, setting, seconds)
-            self._timers[setting] = self._loop.call_later(seconds, give_up)
+            timer = self._loop.call_later(seconds, self._give_up, setting, seconds)
+            self._timers[setting] = timer
 
     def _stop(self, setting: str) -> None:
         timer = self._timers.pop(setting, None)

@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 from lmi_vllm.adapters.source import AdapterSources as RoomAdapterSources
 from lmi_vllm.assembly import assembled
@@ -14,6 +16,7 @@ from lmi_vllm.config.setting import CommandLine
 from lmi_vllm.config.settings import FeatureSettings, Settings
 from lmi_vllm.messages import EngineArguments
 from lmi_vllm.server.context import ModelContext, new_service
+from lmi_vllm.sources.base import FetchRequest
 
 ASSEMBLED = assembled()
 CONFIGURATION = ASSEMBLED.configuration
@@ -21,7 +24,6 @@ PARTS = ASSEMBLED.parts
 SOURCES = CONFIGURATION.sources
 OPTIONS = CONFIGURATION.options
 
-fetch_model = SOURCES.fetch_model
 read_text = SOURCES.read_text
 store_of = SOURCES.store_of
 
@@ -34,6 +36,11 @@ start_violations = CONFIGURATION.security.start_violations
 adapter_violations = CONFIGURATION.security.adapter_violations
 
 AdapterSources = partial(RoomAdapterSources, SOURCES)
+
+
+def fetch_model(reference: str, **request: Any) -> Path:
+    """Return the folder of a model that is fetched with these fields of its request."""
+    return SOURCES.fetch_model(FetchRequest(reference, **request))
 
 
 def load_settings(

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 
 CODE = (
     "import os, sys; from lmi_vllm.assembly import configuration; "
-    "print(configuration().sources.fetch_model(sys.argv[1], environ=os.environ))"
+    "from lmi_vllm.sources.base import FetchRequest; "
+    "print(configuration().sources.fetch_model(FetchRequest(sys.argv[1], os.environ)))"
 )
 
 

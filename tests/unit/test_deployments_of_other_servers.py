@@ -1,6 +1,5 @@
 """`explain` shows of each deployment of another server what its author asked for."""
 
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,7 @@ def test_rows_are_those_that_were_asked_for(row: Deployment, tmp_path: Path) -> 
     adapter = DEMO_MODEL_DIR / "adapters" / "json"
     start = started(row, {"model": str(model), "adapter": str(adapter), "tls": str(tmp_path)})
     environ, settings = start.environ, start.settings
-    read = partial(CONFIGURATION.read_model_files, environ=environ)
+    read = CONFIGURATION.reader(environ)
     translation = translate_start(settings, environ, Devices(0), read)
     found = explain(translation)
     assert found.errors == ()

@@ -15,7 +15,8 @@ import logging
 import secrets
 import traceback
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections import UserDict
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from http import HTTPStatus
 from types import SimpleNamespace
@@ -78,24 +79,12 @@ _REPLACED: Final = (
 _UNREAD: Final = (AttributeError, LookupError, RecursionError)
 
 
-class KeyedLoads(MutableMapping[str, Any]):
+class KeyedLoads(UserDict[str, Any]):
     """vLLM's table of adapters: a load is found by its key, and by nothing else (DECISIONS.md 116).
 
     vLLM also goes through this table: it takes the load whose name is the first word of the type of
     a message's part (`text`, `image_url`). Clients choose those names, so it finds none.
     """
-
-    def __init__(self) -> None:
-        self._loads: dict[str, Any] = {}
-
-    def __getitem__(self, key: str) -> Any:
-        return self._loads[key]
-
-    def __setitem__(self, key: str, load: Any) -> None:
-        self._loads[key] = load
-
-    def __delitem__(self, key: str) -> None:
-        del self._loads[key]
 
     def __iter__(self) -> Iterator[str]:
         return iter(())

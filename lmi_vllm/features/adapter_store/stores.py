@@ -54,14 +54,15 @@ class _Remote:
 
     def fetch(self, found: StoredAdapter, target: Path) -> str:
         """Return `target` with the present files, fetched unless an earlier process has."""
-        self.sources.sources.fetch_model(
+        request = FetchRequest(
             found.src,
-            revision=found.version,  # a hub's commit; other stores have no revisions
-            environ=self.sources.environ,
+            self.sources.environ,
+            found.version,  # a hub's commit; other stores have no revisions
             destination=target,
             limits=self.sources.limits,
             select=adapter_files,
         )
+        self.sources.sources.fetch_model(request)
         return self.sources.checked(target, found.name)
 
 

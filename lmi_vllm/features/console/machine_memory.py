@@ -5,15 +5,14 @@ context.
 """
 
 import os
-import shutil
-import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+from lmi_vllm.translate.devices import ask_nvidia_smi
+
 PROC: Final = Path("/proc")
 CGROUP: Final = Path("/sys/fs/cgroup")
-NVIDIA_SMI_SECONDS: Final = 3.0
 _QUERY: Final = "index,name,memory.used,memory.total,utilization.gpu"
 _MIB: Final = 1 << 20
 
@@ -44,18 +43,10 @@ def gpus_in_use(visible: str | None = None) -> list[dict[str, object]]:
 
     `visible` is CUDA_VISIBLE_DEVICES: with it only the GPUs of those numbers.
     """
-    if shutil.which("nvidia-smi") is None:
-        return []
-    command = ["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"]
-    try:
-        answer = subprocess.run(
-            command, capture_output=True, text=True, timeout=NVIDIA_SMI_SECONDS, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return []
     wanted = None if visible is None else {part.strip() for part in visible.split(",")}
     numbered = wanted is not None and all(part.isdecimal() for part in wanted)
-    rows = [[cell.strip() for cell in line.split(",")] for line in answer.stdout.splitlines()]
+    lines = ask_nvidia_smi(_QUERY)
+    rows = [[cell.strip() for cell in line.split(",")] for line in lines]
     return [
         {
             "index": row[0],

@@ -13,7 +13,7 @@ from typing import Final, TextIO
 
 from lmi_vllm.config.secrets import mask_urls
 from lmi_vllm.errors import DownloadError
-from lmi_vllm.sources.base import DownloadProgress
+from lmi_vllm.sources.base import DownloadProgress, FetchRequest
 from lmi_vllm.sources.disk import human_size
 from lmi_vllm.sources.local import MANIFEST_NAME
 from lmi_vllm.sources.table import Sources
@@ -48,14 +48,15 @@ def run(
     if arguments.to is not None:
         _require_usable(arguments.to.expanduser().absolute())
     try:
-        directory = configuration.sources.fetch_model(
+        request = FetchRequest(
             arguments.model,
-            revision=arguments.revision,
-            environ=environ,
-            load_format=arguments.load_format,
+            environ,
+            arguments.revision,
+            arguments.load_format,
             destination=arguments.to,
             on_progress=display.show,
         )
+        directory = configuration.sources.fetch_model(request)
     except DownloadError as error:
         raise DownloadError(mask_urls(error.text)) from None
     finally:

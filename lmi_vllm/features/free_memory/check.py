@@ -1,7 +1,5 @@
 """Checks free memory before a model is loaded: `required_memory_mb`, `reserved_memory_mb`."""
 
-import shutil
-import subprocess
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -11,6 +9,7 @@ from lmi_vllm.config.setting import Setting
 from lmi_vllm.config.settings import FeatureSettings, Settings
 from lmi_vllm.errors import EngineMemoryError
 from lmi_vllm.features.host_memory import free_host_memory
+from lmi_vllm.translate.devices import ask_nvidia_smi
 
 MIB: Final = 1 << 20
 _NVIDIA_SMI_SECONDS: Final = 10.0
@@ -59,7 +58,7 @@ def memory_errors(
     if asked := _asked(settings, ""):
         errors += _missing(settings, "", asked, "this machine", free_host_memory(root))
     if asked := _asked(settings, "gpu."):
-        free = free_gpu_memory(nvidia_smi or shutil.which("nvidia-smi"))
+        free = free_gpu_memory(nvidia_smi)
         if not free:
             errors.append(f"{asked.label}: no GPU says how much memory it has (nvidia-smi)")
         for index, bytes_free in enumerate(free):
@@ -67,18 +66,10 @@ def memory_errors(
     return errors
 
 
-def free_gpu_memory(nvidia_smi: str | None) -> list[int]:
-    """Return the free bytes of each GPU that the driver shows; empty without one."""
-    if nvidia_smi is None:
-        return []
-    command = [nvidia_smi, "--query-gpu=memory.free", "--format=csv,noheader,nounits"]
-    try:
-        listing = subprocess.run(
-            command, capture_output=True, text=True, timeout=_NVIDIA_SMI_SECONDS, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    return [int(line) * MIB for line in listing.stdout.split() if line.isdigit()]
+def free_gpu_memory(nvidia_smi: str | None = None) -> list[int]:
+    """Return the free bytes of each GPU; none without the driver's tool."""
+    lines = ask_nvidia_smi("memory.free", _NVIDIA_SMI_SECONDS, nvidia_smi)
+    return [int(line) * MIB for line in lines if line.isdigit()]
 
 
 def _asked(settings: Settings, prefix: str) -> Setting | None:

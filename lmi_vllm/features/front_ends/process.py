@@ -46,7 +46,7 @@ from lmi_vllm.features.front_ends.shared_counters import CounterRow, SharedCount
 from lmi_vllm.inference.lifecycle import Lifecycle
 from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.inference.service import InferenceService
-from lmi_vllm.server.context import ServerEvents, error_statuses, running_features
+from lmi_vllm.server.context import ServerEvents, error_statuses
 from lmi_vllm.server.listeners import Listeners, web_options
 from lmi_vllm.server.parts import Assembled
 from lmi_vllm.server.ports import open_port
@@ -107,13 +107,10 @@ class FrontEndProcess:
     async def run(self) -> None:
         """Serve until the first process sends `StopProcess` or is gone."""
         setup = self._setup
-        async with running_features(
-            self._assembled.parts.lifespans,
-            self._service,
-            setup.settings,
-            setup.environ,
-            self._events,
-        ):
+        async with contextlib.AsyncExitStack() as features:
+            for run in self._assembled.parts.lifespans:
+                lifespan = run(self._service, setup.settings, setup.environ, self._events)
+                await features.enter_async_context(lifespan)
             self._spawn(self._import())
             listening = asyncio.create_task(self._listen())
             failing = asyncio.create_task(self._failed.wait())

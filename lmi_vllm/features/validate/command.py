@@ -1,8 +1,6 @@
 """`lmi-vllm validate`: explain, and the settings checked against the model's own config.json."""
 
 import argparse
-import shutil
-import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +22,7 @@ from lmi_vllm.features.validate.model_shape import read_shape
 from lmi_vllm.sources.archives import is_archive
 from lmi_vllm.translate.arguments import ModelReader, Translation
 from lmi_vllm.translate.configuration import Configuration
+from lmi_vllm.translate.devices import ask_nvidia_smi
 from lmi_vllm.translate.explain import Explanation, formatted
 
 _MIB: Final = 1 << 20
@@ -140,17 +139,6 @@ def _known(translation: Translation) -> ModelFiles:
 
 def _device_bytes() -> int | None:
     """Return the bytes of the smallest GPU, from nvidia-smi; None without one."""
-    if shutil.which("nvidia-smi") is None:
-        return None
-    try:
-        listing = subprocess.run(
-            ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"],
-            capture_output=True,
-            text=True,
-            timeout=_NVIDIA_SMI_SECONDS,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    sizes = [int(line) for line in listing.stdout.split() if line.isdigit()]
+    lines = ask_nvidia_smi("memory.total", _NVIDIA_SMI_SECONDS)
+    sizes = [int(line) for line in lines if line.isdigit()]
     return min(sizes) * _MIB if sizes else None

@@ -24,25 +24,17 @@ CONSTRAINTS: Final = frozenset(
     }
 )
 # Ours -> vLLM's SamplingParams; only given parameters are passed.
-_SAME_MEANING: Final[Mapping[str, str]] = {
-    "min_new_tokens": "min_tokens",
-    "temperature": "temperature",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "repetition_penalty": "repetition_penalty",
-    "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty",
-    "seed": "seed",
-    "stop_token_ids": "stop_token_ids",
-    "include_stop_str_in_output": "include_stop_str_in_output",
-    "skip_special_tokens": "skip_special_tokens",
-    "spaces_between_special_tokens": "spaces_between_special_tokens",
-    "ignore_eos_token": "ignore_eos",
-    "bad_words": "bad_words",
-    "allowed_token_ids": "allowed_token_ids",
-    "prompt_logprobs": "prompt_logprobs",
-}
+_RENAMED: Final = MappingProxyType(
+    {"min_new_tokens": "min_tokens", "ignore_eos_token": "ignore_eos"}
+)
+_SAME_MEANING: Final = frozenset(
+    {
+        "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty",
+        "frequency_penalty", "seed", "stop_token_ids", "include_stop_str_in_output",
+        "skip_special_tokens", "spaces_between_special_tokens", "bad_words", "allowed_token_ids",
+        "prompt_logprobs", *_RENAMED,
+    }
+)  # fmt: skip
 # Parameters that vLLM's beam search ignores, with their neutral values.
 _NOT_WITH_BEAMS: Final[Mapping[str, tuple[object, ...]]] = MappingProxyType(
     {
@@ -203,8 +195,8 @@ def sampling_fields(
     """
     given = parameters.given()
     fields: dict[str, Any] = {}
-    for name in given.keys() & _SAME_MEANING.keys():
-        fields[_SAME_MEANING[name]] = given[name]
+    for name in given.keys() & _SAME_MEANING:
+        fields[_RENAMED.get(name, name)] = given[name]
     if not is_sampling(parameters):
         fields["temperature"] = 0.0
     if fields.get("top_k") == -1:

@@ -11,7 +11,6 @@ May go: when tests/contract/test_base_rows.py holds without it, and base steps c
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 
@@ -33,35 +32,34 @@ def skipping_base_rows(wrapper: Any) -> Any:
 
         def add_expand(self, y: Any, *more: Any, **named: Any) -> None:
             """As PunicaWrapperCPU, for rows with an adapter."""
-            compute = partial(super().add_expand, y, *more, **named)
-            _in_adapter_rows(y, self.token_lora_indices, compute)
+            _in_adapter_rows(self.token_lora_indices, super().add_expand, y, *more, **named)
 
         def add_lora_embedding(self, y: Any, *more: Any, **named: Any) -> None:
             """As PunicaWrapperCPU, for rows with an adapter."""
-            compute = partial(super().add_lora_embedding, y, *more, **named)
-            _in_adapter_rows(y, self.token_lora_indices, compute)
+            _in_adapter_rows(self.token_lora_indices, super().add_lora_embedding, y, *more, **named)
 
         def add_lora_logits(self, y: Any, *more: Any, **named: Any) -> None:
             """As PunicaWrapperCPU, for rows with an adapter."""
-            compute = partial(super().add_lora_logits, y, *more, **named)
-            _in_adapter_rows(y, self.sampler_indices, compute)
+            _in_adapter_rows(self.sampler_indices, super().add_lora_logits, y, *more, **named)
 
     return BaseRowSkippingWrapper
 
 
-def _in_adapter_rows(output: Any, slots: Any, compute: Callable[[], None]) -> None:
+def _in_adapter_rows(
+    slots: Any, compute: Callable[..., None], output: Any, *more: Any, **named: Any
+) -> None:
     """Compute, then restore rows of slot -1; do nothing if there are no other rows.
 
     They are restored, not multiplied by zero: the last slot's weights may be infinite.
     """
     is_base = slots < 0
     if not is_base.any():
-        compute()
+        compute(output, *more, **named)
         return
     if is_base.all():
         return
     rows = output.view(-1, output.shape[-1])
     is_base = is_base[: rows.shape[0]]
     kept = rows[is_base]
-    compute()
+    compute(output, *more, **named)
     rows[is_base] = kept

@@ -1,5 +1,6 @@
 """Who exports: the server's first process writes, the others send it their lines."""
 
+import contextlib
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 
 from lmi_vllm.clock import Clock
 from lmi_vllm.errors import Fault
-from lmi_vllm.server.context import ServerEvents, new_service, running_features
+from lmi_vllm.server.context import ServerEvents, new_service
 from tests.support.assembled import PARTS, load_settings
 from tests.unit.conftest import Ended
 
@@ -18,7 +19,9 @@ async def tell(environ: Mapping[str, str], ended: Ended, sent: list[str] | None 
     settings = load_settings(environ)
     service = new_service(settings, Clock())
     service.telemetry.send_line = None if sent is None else sent.append
-    async with running_features(PARTS.lifespans, service, settings, environ, ServerEvents()):
+    async with contextlib.AsyncExitStack() as features:
+        for run in PARTS.lifespans:
+            await features.enter_async_context(run(service, settings, environ, ServerEvents()))
         for observe in service.telemetry.observers:
             observe(ended(500, fault=Fault.ENGINE))
 

@@ -17,7 +17,7 @@ from lmi_vllm.features.sessions.start import upload_directory
 from lmi_vllm.features.transfer import naming_what_is_slow
 from lmi_vllm.sources.base import FetchRequest, StoredObject
 from tests.support.adapter_files import CAPITALS
-from tests.support.assembled import SOURCES, AdapterSources, load_settings
+from tests.support.assembled import SOURCES, AdapterSources, fetch_model, load_settings
 from tests.support.fetching import wait_until
 
 OBJECTS = {
@@ -80,7 +80,7 @@ def test_row_serves_a_model(environ: dict[str, str], name: str) -> None:
     assert model is not None
     assert (model.name, model.model, model.directory) == ("tiny", "mem://tiny/", None)
     assert read_model_files(model, environ, SOURCES).config == {}
-    local = SOURCES.fetch_model(model.model, environ=environ)
+    local = fetch_model(model.model, environ=environ)
     assert (local / "model.safetensors").read_bytes() == b"w" * 2000
     assert with_files(model, settings, local, SOURCES).directory == local
 
@@ -92,7 +92,7 @@ def test_row_serves_adapters_and_is_written_to(environ: dict[str, str], tmp_path
     (tmp_path / "a.txt").write_text("kept")
     assert upload_directory(tmp_path, "mem://sessions/", environ, SOURCES) >= 1
     assert OBJECTS["sessions/a.txt"] == b"kept"
-    target = SOURCES.fetch_model("mem://tiny/", destination=tmp_path / "out", environ=environ)
+    target = fetch_model("mem://tiny/", destination=tmp_path / "out", environ=environ)
     assert (target / "config.json").read_bytes() == b"{}"
     assert SOURCES.store_examples()[0] == "mem://bucket/prefix/"
 
@@ -117,7 +117,7 @@ def test_store_that_lets_us_wait_is_named(
         request = FetchRequest("mem://tiny/", environ)
         assert StoreSource("mem", MemoryStore).read_text(request, "config.json") == "{}"
     else:
-        SOURCES.fetch_model("mem://tiny/", environ=environ)
+        fetch_model("mem://tiny/", environ=environ)
     assert "mem://tiny/" in caplog.text
 
 
@@ -129,7 +129,7 @@ def test_what_another_process_fetches_is_waited_for_aloud(
     lock.acquire()
     with ThreadPoolExecutor(1) as pool:
         fetching = pool.submit(
-            SOURCES.fetch_model, "mem://tiny/", destination=tmp_path / "out", environ=environ
+            fetch_model, "mem://tiny/", destination=tmp_path / "out", environ=environ
         )
         try:
             wait_until(lambda: "Another process is fetching mem://tiny/" in caplog.text, 10)
@@ -144,7 +144,7 @@ def test_what_another_process_fetches_is_waited_for_aloud(
 def test_place_that_takes_no_lock_is_named(environ: dict[str, str], reference: str) -> None:
     """The library of the lock takes it for another process, and would wait for ever."""
     with pytest.raises(DownloadError, match=r"cannot be stored (in|at) /proc"):
-        SOURCES.fetch_model(reference, destination=Path("/proc/model"), environ=environ)
+        fetch_model(reference, destination=Path("/proc/model"), environ=environ)
 
 
 def test_upload_needs_a_store(tmp_path: Path) -> None:
