@@ -186,12 +186,9 @@ class _Load:
                 (self.report.fail if is_strict else self.report.warn)(sentence)
             for raw in others.values:
                 is_variable = raw.key.isupper() and not raw.key.startswith(SERVING_PREFIX)
-                if is_variable and raw.key not in self._variables():
+                if is_variable and raw.key not in self.table.variables:
                     shown = mask_text(raw.key, raw.text)
                     self.report.warn(f"{raw.origin} has no effect: set {raw.key}={shown}")
-
-    def _variables(self) -> frozenset[str]:
-        return frozenset(row.name for row in self.table.rows.variables)
 
     def _unknown_names(
         self, config: PropertiesFile | None, settings: ServerSettings
@@ -204,8 +201,6 @@ class _Load:
             server=self.server.layers,
             config=config,
             used=self.model.used,
-            server_rows=self.table.rows.server,
-            variables=[row.name for row in self.table.rows.variables],
             report=self.report,
             is_strict=settings.lmi_strict,
         )

@@ -1,7 +1,7 @@
 """The option table of a server: rows of the core and of features, found by any of their names."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Final
 
@@ -51,6 +51,7 @@ class OptionTable:
         self.kinds = tuple(kinds)
         brought = (row for kind in kinds for row in kind.rows)
         self.rows = Rows.of((*OPTIONS, *SERVER_SETTINGS, *ENVIRONMENT_SETTINGS, *brought))
+        self.variables = tuple(row.name for row in self.rows.variables)  # those read whole
 
     def argument_key(self, variable: str) -> str:
         """The key, without a prefix, of an `ARGS_*` variable: an argument of LMI's translators."""
@@ -100,7 +101,7 @@ class OptionTable:
         names += [f"{FILE_PREFIX}{name}" for name in self.names()]
         return self._elsewhere(key) or closest(key, names)
 
-    def variable_suggestions(self, variable: str, known: Iterable[str] = ()) -> str:
+    def variable_suggestions(self, variable: str) -> str:
         """A clause with similar names for an unknown variable of a prefix, or of `known` ones."""
         if variable.startswith(OPTION_PREFIX):
             names = [OPTION_PREFIX + _suffix(name) for name in self.names()]
@@ -111,7 +112,7 @@ class OptionTable:
         elif variable.startswith(SERVING_PREFIX):
             names = [f"{SERVING_PREFIX}{row.name.upper()}" for row in self.serving_rows()]
         else:
-            names = [name for name in known if name.startswith(OWN_PREFIX)]
+            names = [name for name in self.variables if name.startswith(OWN_PREFIX)]
         same = next((name for name in names if name.lower() == variable.lower()), None)
         return f"write {same}" if same else self._elsewhere(variable) or closest(variable, names)
 
@@ -132,8 +133,8 @@ class OptionTable:
         """The server settings that can be written `SERVING_<NAME>`."""
         return tuple(row for row in self.rows.server if ENV in row.written)
 
-    def case_hint(self, variable: str, variables: Iterable[str]) -> str | None:
-        """The right name of a variable in the wrong case; `variables` are those read whole."""
+    def case_hint(self, variable: str) -> str | None:
+        """The right name of a variable in the wrong case."""
         upper = variable.upper()
         if upper.startswith(SAGEMAKER_PREFIX) and not variable.startswith(SAGEMAKER_PREFIX):
             return upper  # of vLLM's images; whether it is known is said once it is read
@@ -141,7 +142,7 @@ class OptionTable:
             return None
         if variable.startswith(PREFIXES):
             return None  # the prefix is right, so the name itself is wrong
-        known = {*variables, *(row.source for row in ALIAS_VARIABLES)}
+        known = {*self.variables, *(row.source for row in ALIAS_VARIABLES)}
         known |= {f"{SERVING_PREFIX}{row.name.upper()}" for row in self.serving_rows()}
         known |= {OPTION_PREFIX + _suffix(name).upper() for name in self.names()}
         return upper if upper in known else None

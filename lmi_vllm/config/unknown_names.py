@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from lmi_vllm.config.option_table import OptionTable
-from lmi_vllm.config.options.row import CONFIG, ENV, FILE, EffectWord, Option
+from lmi_vllm.config.options.row import CONFIG, ENV, FILE, EffectWord
 from lmi_vllm.config.properties import PropertiesFile
 from lmi_vllm.config.secrets import MASK, is_secret, mask_text
 from lmi_vllm.config.setting import FILE_PREFIX, Layers, RawValue, Report, Setting
@@ -20,8 +20,7 @@ _OF_MAKE: Final = ("LMI_VLLM_", "LMI_TEST_")
 class UnknownNames:
     """Finds the names that are neither in the option table nor arguments of vLLM.
 
-    `used` are the model's keys with a meaning, `server_rows` the server's settings, and `variables`
-    the names of environment variables.
+    `used` are the model's keys with a meaning.
     """
 
     table: OptionTable
@@ -30,8 +29,6 @@ class UnknownNames:
     server: Layers
     config: PropertiesFile | None
     used: Collection[str]
-    server_rows: Collection[Option]
-    variables: Collection[str]
     report: Report
     is_strict: bool
 
@@ -55,7 +52,7 @@ class UnknownNames:
 
     def _server_variables(self) -> Iterator[Setting]:
         """Unknown `SERVING_*`."""
-        known = {row.name for row in self.server_rows if ENV in row.written}
+        known = {row.name for row in self.table.rows.server if ENV in row.written}
         for key, raw in self.server.winners.items():
             if key not in known and raw.origin.kind is OriginKind.VARIABLE:
                 yield self._unknown_variable(raw)
@@ -65,7 +62,7 @@ class UnknownNames:
         config = self.config
         if config is None:
             return
-        rows = {row.name: row for row in self.server_rows}
+        rows = {row.name: row for row in self.table.rows.server}
         for key, entry in config.by_key().items():
             row = rows.get(key)
             origin = config.origin(entry)
@@ -80,19 +77,19 @@ class UnknownNames:
         """Unknown `LMI_*`, and known variables in the wrong case."""
         for name, text in self.environ.items():
             raw = RawValue(name, text, Origin(OriginKind.VARIABLE, name))
-            hint = self.table.case_hint(name, self.variables)
+            hint = self.table.case_hint(name)
             if hint is not None:
                 sentence = f"{name} has no effect: names are case-sensitive, write {hint}"
                 yield self._unknown(raw, sentence)
                 continue
             is_ours = name.startswith(OWN_PREFIX) and not name.startswith(_OF_MAKE)
             is_ours = is_ours and not self.table.is_kubernetes_made(name, text)
-            if is_ours and name not in self.variables:
+            if is_ours and name not in self.table.variables:
                 yield self._unknown_variable(raw)
 
     def _unknown_variable(self, raw: RawValue) -> Setting:
         """An unknown variable."""
-        advice = self.table.variable_suggestions(raw.origin.name, self.variables)
+        advice = self.table.variable_suggestions(raw.origin.name)
         return self._unknown(raw, f"{raw.origin} is not known and has no effect; {advice}")
 
     def _unknown(self, raw: RawValue, sentence: str) -> Setting:

@@ -78,7 +78,9 @@ async def start_vllm_engine(
         ConfigurationError: the installed vLLM refuses an argument.
         EngineStartError: the engine did not come up.
     """
-    llm = await start_vllm(arguments, profile, thread, parts, clients, checked)
+    llm = await asyncio.get_running_loop().run_in_executor(
+        thread, start_vllm, arguments, profile, thread, parts, clients, checked
+    )
     async with ended_unless_ready(llm):
         await llm.keep_base_rows_apart()
         bridge, task = await prepared(llm)

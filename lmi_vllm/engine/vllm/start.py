@@ -1,6 +1,5 @@
 """Start vLLM's `AsyncLLM` the fast way that is safe on this platform (DECISIONS.md 8)."""
 
-import asyncio
 import contextlib
 import logging
 import os
@@ -76,27 +75,6 @@ def check_arguments(arguments: EngineArguments) -> VllmArguments:
     return read
 
 
-async def start_vllm(
-    arguments: EngineArguments,
-    profile: ServingProfile,
-    thread: ThreadPoolExecutor,
-    parts: EngineParts,
-    clients: tuple[EngineClient, ...] = (),
-    checked: VllmArguments | None = None,
-) -> LeadingAsyncLLM:
-    """Start an engine on `thread`; the event loop stays free meanwhile.
-
-    Each of `clients` but the first can be another process. What was `checked` is not read again.
-
-    Raises:
-        ConfigurationError: the installed vLLM refuses an argument.
-        EngineStartError: the engine did not come up; the text is the root cause.
-    """
-    return await asyncio.get_running_loop().run_in_executor(
-        thread, _start, arguments, profile, thread, parts, clients, checked
-    )
-
-
 def start_headless_workers(arguments: EngineArguments, *, is_cpu: bool) -> Any:
     """Start the workers of a node without an engine core; return what watches them."""
     if is_cpu:
@@ -107,7 +85,7 @@ def start_headless_workers(arguments: EngineArguments, *, is_cpu: bool) -> Any:
     return headless_workers(config)
 
 
-def _start(
+def start_vllm(
     arguments: EngineArguments,
     profile: ServingProfile,
     thread: ThreadPoolExecutor,
@@ -115,6 +93,14 @@ def _start(
     clients: tuple[EngineClient, ...],
     checked: VllmArguments | None,
 ) -> LeadingAsyncLLM:
+    """Start an engine; called on `thread`, so that the event loop stays free.
+
+    Each of `clients` but the first can be another process. What was `checked` is not read again.
+
+    Raises:
+        ConfigurationError: the installed vLLM refuses an argument.
+        EngineStartError: the engine did not come up; the text is the root cause.
+    """
     with _engine_folder() as folder, starting(arguments, folder.path / ERRORS) as is_cpu:
         if is_cpu:
             arguments = adjusted_for_cpu(arguments)

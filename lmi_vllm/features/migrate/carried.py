@@ -38,11 +38,10 @@ def carry(
     Without a file these are the variables of our own process: most of them mean nothing.
     """
     table = migration.configuration.options
-    whole = {row.name for row in table.rows.variables}
     for name, text in environ.items():
         if name in read or not text or table.is_kubernetes_made(name, text):
             continue
-        is_ours = name in whole or name.startswith(_OURS)
+        is_ours = name in table.variables or name.startswith(_OURS)
         if not (is_given or is_ours):
             continue
         source = f"{name}={mask_text(name, text)}"

@@ -111,8 +111,8 @@ def _read_names(migration: Migration, variables: Mapping[str, str], settings: Se
     if migration.server is not SourceServer.LMI:
         return {*named, *(name for name in variables if name.startswith("SM_VLLM_"))}
     origins = {setting.origin.name for setting in (*settings.all_details(), *settings.others)}
-    kept = {row.name for row in migration.configuration.options.rows.variables}
-    return ((origins - kept) | named) - {"SAGEMAKER_BIND_TO_PORT"}
+    kept = migration.configuration.options.variables
+    return (origins.difference(kept) | named) - {"SAGEMAKER_BIND_TO_PORT"}
 
 
 def _nothing_read(arguments: argparse.Namespace) -> int:
