@@ -110,6 +110,8 @@ def test_cut_response_is_incomplete_in_both_forms(tgi_server: RunningServer) -> 
     assert answer["output"][-1]["status"] == "incomplete"
     rows = rows_of(tgi_server, "/v1/responses", asked)
     assert rows[-1]["type"] == "response.incomplete"
+    assert rows[-1]["response"]["output"][-1]["status"] == "incomplete"
+    assert [row["item"]["status"] for row in rows if "item" in row][-1] == "incomplete"
     assert "response.completed" not in {row["type"] for row in rows}
 
 

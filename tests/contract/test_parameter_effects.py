@@ -224,6 +224,9 @@ def test_decoder_input_details_list_the_prompt_tokens(ask: Ask) -> None:
     *rows, last = ask(in_stream=True, details=True, decoder_input_details=True)
     assert last["details"]["prefill"] == prefill
     assert not any("details" in row for row in rows)
+    for in_stream in (False, True):  # vLLM's own name asks for the same
+        asked = ask(in_stream=in_stream, details=True, prompt_logprobs=1)
+        assert (asked[-1] if in_stream else asked)["details"]["prefill"] == prefill
 
 
 def test_truncate_keeps_the_end_of_the_prompt(ask: Ask) -> None:

@@ -237,7 +237,7 @@ class StreamFormatter:
                 "seed": self.request.seed,
                 "input_length": chunk.prompt_tokens,
             }
-            if self.request.decoder_input_details:
+            if self.request.decoder_input_details or chunk.prompt_logprobs:
                 row["details"]["prefill"] = _prefill(chunk, self.schema)
         return row
 

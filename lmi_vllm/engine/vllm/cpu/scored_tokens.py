@@ -64,7 +64,7 @@ def joined(top: Any, scored: Any, rows: Collection[int]) -> Any:
     chosen = [*rows]
     ids, values = _padded(top, width)
     ids[chosen], values[chosen] = (each[chosen] for each in _padded(scored, width))
-    return top._replace(logprob_token_ids=ids, logprobs=values)
+    return type(top)(ids, values, *top[2:])
 
 
 def _padded(tensors: Any, width: int) -> tuple[Any, Any]:

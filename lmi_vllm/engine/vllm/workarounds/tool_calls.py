@@ -16,8 +16,9 @@ Upstream: not reported that we know of.
 Releases: 0.31 and later.
 Shows: with hermes and `required` the arguments of a tool are any JSON, such as `false`. Two calls
     of which the second is cut are text in a whole answer. `finish_reason` of a cut one is
-    "tool_calls". `/v1/messages` answers a cut call with 400, "Expecting value". A stop text inside
-    of arguments makes a whole answer a text that ends with "tool_calls".
+    "tool_calls", and in a stream of `/v1/responses` its status is "completed". `/v1/messages`
+    answers a cut call with 400, "Expecting value". A stop text inside of arguments makes a whole
+    answer a text that ends with "tool_calls".
 May go: when test_plain_vllm_reads_a_cut_call_as_text and
     test_plain_vllm_binds_no_arguments_of_a_forced_call fail.
 """
@@ -216,6 +217,8 @@ def read_calls_alike(state: Any) -> None:
             handler.chat_completion_stream_generator = stream
         if hasattr(handler, "_make_response_output_items"):
             handler._make_response_output_items = _responses(handler._make_response_output_items)
+            events = _streamed_responses(handler._process_simple_streaming_events)
+            handler._process_simple_streaming_events = events
         if hasattr(handler, "messages_full_converter"):
             handler.messages_full_converter = _messages(handler.messages_full_converter)
 
@@ -268,12 +271,29 @@ def _responses(method: Any) -> Any:
         """As vLLM's; its parser knows whether the answer was cut, and so does a cut call."""
         _CUT.set((output.token_ids,) if _is_cut(output) else ())
         items = method(request, output, *more, **named)
-        if _is_cut(output) and items and items[-1].type == "function_call":
-            is_complete = output.finish_reason != _LENGTH and _are_complete([items[-1].arguments])
-            items[-1].status = "completed" if is_complete else "incomplete"
+        if _is_cut(output) and items:
+            _say_whether_complete(items[-1])
         return items
 
     return followed
+
+
+def _streamed_responses(method: Any) -> Any:
+    async def followed(*arguments: Any) -> AsyncIterator[Any]:
+        """As vLLM's; the last event of the response has the same items."""
+        async with contextlib.aclosing(method(*arguments)) as events:
+            async for event in events:
+                if event.type == "response.output_item.done":
+                    _say_whether_complete(event.item)
+                yield event
+
+    return followed
+
+
+def _say_whether_complete(item: Any) -> None:
+    """Give a call the status that its arguments have: a stream does not yet know what ended it."""
+    if item.type == "function_call":
+        item.status = "completed" if _are_complete([item.arguments]) else "incomplete"
 
 
 def _messages(method: Any) -> Any:
