@@ -34,7 +34,6 @@ LONG = {
 TOPOLOGIES = {
     "tensor": {"OPTION_TENSOR_PARALLEL_DEGREE": "2"},
     "pipeline": {"OPTION_PIPELINE_PARALLEL_DEGREE": "2"},
-    "data": {"OPTION_DATA_PARALLEL_SIZE": "2"},
 }
 # An operator's extension of the workers, whose import makes the second rank refuse some adapters.
 # It notes beside itself what each rank reads and drops.
@@ -70,6 +69,7 @@ class Refusing:
     pass
 """
 STORM_SECONDS = 15
+DATA_PARALLEL = {"OPTION_DATA_PARALLEL_SIZE": "2", **OPTIONS}
 PROMPTS = ("The capital of France is", "Once upon a time", "A list of colours:")
 
 
@@ -160,12 +160,6 @@ def test_two_ranks_answer_as_one(
     assert answers(url) == expected
     ranks = server.children()
     assert len(ranks) >= 2, ranks
-    if topology == "data":
-        busy = requests_by_rank(url)
-        assert len(busy) == 2
-        assert all(count >= 1 for count in busy), busy
-        both = {("capitals", "gpu"), ("json", "gpu")}
-        assert wait_until(lambda: adapters_by_rank(url) == {"0": both, "1": both}, 30)
     if topology == "tensor":
         workers = [rank for rank in ranks if "Worker" in rank.name()]
         assert len(workers) == 2, ranks
@@ -193,17 +187,10 @@ def test_an_adapter_that_the_workers_refuse_disturbs_no_later_one(
     assert answers(url) == before
 
 
-def test_data_parallel_ranks_change_adapters_together(
-    server_process: StartServer, tmp_path: Path
-) -> None:
-    """What the second rank alone refuses is refused, and leaves the first; then a storm."""
-    (tmp_path / "refusing.py").write_text(REFUSING, encoding="utf-8")
-    notes = tmp_path / "refusing.py.notes"
-    added = {"PYTHONPATH": str(tmp_path), "OPTION_WORKER_EXTENSION_CLS": "refusing.Refusing"}
-    server = server_process("--demo", "--port", "0", environ=TOPOLOGIES["data"] | OPTIONS | added)
-    url = server.url_when_ready()
+def refuse_by_one_rank(url: str, folder: Path, notes: Path) -> None:
+    """Register what the second rank refuses; the first rank drops it again."""
     notes.unlink()
-    half = make_adapter(tmp_path / "half", 2)
+    half = make_adapter(folder / "half", 2)
     refused = call(url, f"/adapters?name=half&src={half}", method="POST")
     assert (refused.status, b"second rank refuses" in refused.body) == (424, True), refused.body
     rows = [line.split() for line in notes.read_text(encoding="utf-8").splitlines()]
@@ -212,8 +199,33 @@ def test_data_parallel_ranks_change_adapters_together(
     assert first[-1] == ["drops", first[0][1]]
     asked = call(url, "/invocations", {"inputs": "x", "adapters": "half"})
     assert b"not found" in asked.body, asked.body
+
+
+def test_data_parallel_ranks_change_adapters_together(
+    server_process: StartServer, demo_server: RunningServer, tmp_path: Path
+) -> None:
+    """Answers are those of one rank, and both ranks have every adapter, or neither.
+
+    What the second rank alone refuses is refused, and leaves the first. Then a storm over both.
+    """
+    expected = answers(demo_server.url)
+    (tmp_path / "refusing.py").write_text(REFUSING, encoding="utf-8")
+    notes = tmp_path / "refusing.py.notes"
+    added = {"PYTHONPATH": str(tmp_path), "OPTION_WORKER_EXTENSION_CLS": "refusing.Refusing"}
+    server = server_process("--demo", "--port", "0", environ=DATA_PARALLEL | added)
+    url = server.url_when_ready()
+    assert answers(url) == expected
+    busy = requests_by_rank(url)
+    assert len(busy) == 2
+    assert all(count >= 1 for count in busy), busy
+    both = {("capitals", "gpu"), ("json", "gpu")}
+    assert wait_until(lambda: adapters_by_rank(url) == {"0": both, "1": both}, 30)
+    refuse_by_one_rank(url, tmp_path, notes)
     storm = asyncio.run(rage(url, STORM_SECONDS, seed=int(time.time())))
     print(report(storm))
     assert not storm.wrong, server.describe()
     assert storm.counts["checked"] > 30
-    assert all(count > 10 for count in requests_by_rank(url)), requests_by_rank(url)
+    ranks = server.children()
+    os.kill(server.process.pid, signal.SIGTERM)
+    assert server.wait_exit() == 0, server.describe()
+    wait_until(lambda: are_gone(ranks), FOUND_DEAD_SECONDS)
