@@ -35,9 +35,13 @@ def end_on_signals(*, is_serving: bool = False) -> None:
 
 
 def ignore_users_signals() -> None:
-    """Ignore SIGUSR1 and SIGUSR2, which mean nothing here, in this process and those it starts."""
+    """Ignore SIGUSR1 and SIGUSR2, which mean nothing here, in this process and those it starts.
+
+    A handler that was set before us stays: a profiler's, or a debugger's.
+    """
     for number in _IGNORED:
-        signal.signal(number, signal.SIG_IGN)
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, signal.SIG_IGN)
 
 
 def end_children() -> None:
