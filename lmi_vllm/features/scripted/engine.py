@@ -153,6 +153,8 @@ class ScriptedEngine:
         body: dict[str, object] = {"object": call.kind, "model": call.body.get("model", "lmi")}
         if call.kind == "embeddings":
             body["data"] = _vectors(call.body.get("input"))
+        if call.kind == "models":  # the base model first: clients take the first one for it
+            body = {"object": "list", "data": [{"object": "model", "id": "lmi"}]}
         if call.body.get("stream"):
             return OpenAIReply(
                 200, content_type="text/event-stream", stream=self._events(body, direct)
