@@ -10,7 +10,7 @@ from typing import Final
 import pytest
 
 from lmi_vllm.engine.vllm import workarounds
-from lmi_vllm.engine.vllm.workarounds import ELSEWHERE, WORKAROUNDS
+from lmi_vllm.engine.vllm.workarounds import WORKAROUNDS
 
 ROOT: Final = Path(workarounds.__file__).parents[4]
 SEAM: Final = ROOT / "lmi_vllm/engine/vllm"
@@ -346,13 +346,14 @@ def test_classes_of_live_objects_are_changed_in_known_places() -> None:
     assert {path: count for path, count in found.items() if count} == CLASS_CHANGED
 
 
-def test_the_list_has_every_workaround_and_where_it_acts() -> None:
-    """Each module of the folder is there, each place uses it, and so is a name for a feature."""
+def test_every_workaround_has_a_row_or_a_place_where_it_acts() -> None:
+    """A module that no row and no other module of the seam names does nothing."""
     applied = {row.replacement.__module__.rpartition(".")[2] for row in WORKAROUNDS}
-    elsewhere = {name for name in ELSEWHERE if ":" not in name}
-    assert applied | elsewhere == {file.stem for file in workaround_modules()}
-    for name, row in ELSEWHERE.items():
-        assert name in (SEAM / row.place).read_text(encoding="utf-8"), row.place
+    files = {file: file.read_text(encoding="utf-8") for file in SEAM.rglob("*.py")}
+    for module in workaround_modules():
+        others = (text for file, text in files.items() if file != module)
+        named = re.compile(rf"\.{module.stem}\b|import {module.stem}\b")
+        assert module.stem in applied or any(map(named.search, others)), module.stem
 
 
 def test_only_listed_names_are_replaced() -> None:
@@ -429,16 +430,18 @@ ONLY_GUARDED: Final = {
 
 def test_each_workaround_names_a_test_that_says_when_it_may_go() -> None:
     """It is there, and one of plain vLLM unless that is impossible: ours would hold for ever."""
-    named = [row.test.rpartition(":")[2] for row in WORKAROUNDS]
-    named += [elsewhere.test for elsewhere in ELSEWHERE.values()]
-    assert {test for test in named if not test.startswith("test_plain_")} == set(ONLY_GUARDED)
-    for row in WORKAROUNDS:
-        file, _, function = row.test.partition(":")
-        assert f"def {function}(" in (ROOT / file).read_text(encoding="utf-8"), row.target
     files = [*ROOT.glob("tests/**/*.py"), *ROOT.glob("integration/*.py")]
     text = " ".join(file.read_text(encoding="utf-8") for file in files)
-    for name, elsewhere in ELSEWHERE.items():
-        assert f"def {elsewhere.test}(" in text, name
+    guarded = set()
+    for module in workaround_modules():
+        described = ast.get_docstring(ast.parse(module.read_text(encoding="utf-8"))) or ""
+        named = set(re.findall(r"\btest_\w+", described.partition("\nMay go: ")[2]))
+        assert named, module.stem
+        assert all(f"def {test}(" in text for test in named), module.stem
+        if not any(test.startswith("test_plain_") for test in named):
+            guarded |= named & set(ONLY_GUARDED)
+            assert named & set(ONLY_GUARDED), module.stem
+    assert guarded == set(ONLY_GUARDED)
 
 
 # Two modules of each of two features are such, too.

@@ -7,7 +7,7 @@ rows stay as they were, and a step without any adapter passes LoRA by.
 Upstream: https://github.com/vllm-project/vllm/pull/48421 and 49656.
 Releases: 0.31 and 0.32 are wrong; 0.33 masks the rows, and computes LoRA for every base step.
 Shows: answers of the base model that change when an adapter is in use; since 0.33 half the tokens.
-May go: when tests/contract/test_base_rows.py holds without it, and base steps cost no LoRA.
+May go: when test_plain_vllm_computes_base_rows_with_an_adapter fails, and base steps cost no LoRA.
 """
 
 from collections.abc import Callable

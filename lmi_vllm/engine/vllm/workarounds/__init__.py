@@ -1,10 +1,11 @@
 """Workarounds for defects of vLLM or torch: a module for each, and one list of all.
 
 What only a CPU needs is in `engine/vllm/cpu/`. A row of `WORKAROUNDS` replaces a name. It is
-applied only in its scope and for its releases, and can be undone. A row of `ELSEWHERE` is used in
-another place, which it names. Each row names the test that says when it may go: one of plain vLLM,
-which fails once the defect is gone. This module imports no vLLM: a row names its target, which is
-imported when the row is applied. The functions below the list join our classes with an operator's.
+applied only in its scope and for its releases, and can be undone. Modules without a row are used
+where they act. The docstring of each module names the test that says when it may go: one of plain
+vLLM, which fails once the defect is gone. This module imports no vLLM: a row names its target,
+which is imported when the row is applied. The functions below the list join our classes with an
+operator's.
 """
 
 import contextlib
@@ -15,6 +16,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from types import MappingProxyType
 from typing import Any, Final
 
 from lmi_vllm.engine.vllm.cpu import (
@@ -69,209 +71,127 @@ class Workaround:
     target: str  # package.module:name, or package.module:Class.name
     replacement: Replacement
     scope: Scope
-    test: str  # file and function below tests/ or integration/
     fixed_in: str = ""
     is_required: bool = False
     adds: bool = False
 
-
-_PUBLISHED: Final = "tests/contract/test_published_tokenizers.py"
 
 WORKAROUNDS: Final = (
     Workaround(
         "vllm.lora.punica_wrapper.punica_cpu:PunicaWrapperCPU",
         base_rows.skipping_base_rows,
         Scope.LORA_WORKER,
-        "tests/contract/test_base_rows.py:test_plain_vllm_computes_base_rows_with_an_adapter",
         is_required=True,
     ),
     Workaround(
         "vllm.v1.worker.gpu_model_runner:GPUModelRunner._get_prompt_logprobs_dict",
         prompt_logprobs.one_by_one,
         Scope.LORA_WORKER,
-        "tests/contract/test_base_rows.py:test_plain_vllm_mixes_prompt_logprobs_of_a_batch",
         is_required=True,
     ),
     Workaround(
         "vllm.v1.sample.rejection_sampler:expand_batch_to_tokens",
         drafted_sampling.expanded,
         Scope.WORKER,
-        "tests/contract/test_drafted_sampling.py:test_plain_vllm_does_not_expand_what_a_request_sets",
         is_required=True,
     ),
     Workaround(
         "vllm.v1.sample.sampler:Sampler.forward",
         scored_tokens.for_its_own_rows,
         Scope.WORKER,
-        "tests/contract/test_scored_tokens.py:test_plain_vllm_gives_a_batch_the_columns_of_one_request",
         is_required=True,
     ),
     Workaround(
         "vllm.v1.sample.ops.topk_topp_sampler:apply_top_k_only",
         drafted_sampling.top_k_of_any_number,
         Scope.WORKER,
-        "tests/contract/test_drafted_sampling.py:test_plain_vllm_has_no_top_k_of_no_rows",
     ),
     Workaround(
-        "vllm.v1.sample.sampler:batched_count_greater_than",
-        compilation.uncompiled,
-        Scope.WORKER,
-        "tests/contract/test_plain_vllm.py:test_plain_vllm_compiles_a_function_while_it_serves",
+        "vllm.v1.sample.sampler:batched_count_greater_than", compilation.uncompiled, Scope.WORKER
     ),
     Workaround(
         "vllm.distributed.device_communicators.cpu_communicator:_CPUSHMDistributed._init_cpu_shm",
         shared_memory.removed_once_joined,
         Scope.RANKS,
-        "tests/contract/test_plain_vllm.py:test_plain_vllm_leaves_the_segments_of_its_ranks",
     ),
     Workaround(
         "vllm.model_executor.models.registry:_run_in_subprocess",
         compilation.in_this_process,
         Scope.CONFIGURATION,
-        "tests/contract/test_workarounds.py:test_plain_vllm_starts_a_process_to_inspect_a_model_class",
     ),
     Workaround(
-        "torch._inductor.codecache:_HEADER_DIR",
-        compilation.kept_headers,
-        Scope.COMPILED_CODE,
-        "tests/contract/test_plain_vllm.py:test_plain_torch_keeps_its_headers_beside_the_cache",
+        "torch._inductor.codecache:_HEADER_DIR", compilation.kept_headers, Scope.COMPILED_CODE
     ),
     Workaround(
         "torch._inductor.codecache:_HEADER_LOCK_DIR",
         compilation.kept_header_locks,
         Scope.COMPILED_CODE,
-        "tests/contract/test_plain_vllm.py:test_plain_torch_keeps_its_headers_beside_the_cache",
     ),
     Workaround(
         "torch._dynamo.aot_compile_types:BundledAOTAutogradSerializableCallable.finalize_loading",
         compilation.nothing_to_finalize,
         Scope.COMPILED_CODE,
-        "tests/contract/test_plain_vllm.py:test_plain_torch_has_no_finalize_loading_that_vllm_calls",
         adds=True,
     ),
     Workaround(
-        "vllm.triton_utils.dispatcher:vars",
-        compilation.names_of,
-        Scope.COMPILED_CODE,
-        "tests/contract/test_plain_vllm.py:test_plain_vllm_reads_the_names_of_any_object",
-        adds=True,
+        "vllm.triton_utils.dispatcher:vars", compilation.names_of, Scope.COMPILED_CODE, adds=True
     ),
     Workaround(
         "vllm.multimodal.cache.factories:LruKeyReplicatedSenderCache",
         unsent_media.once_sent,
         Scope.CLIENT,
-        "tests/contract/test_plain_vllm.py:test_plain_vllm_forgets_a_picture_that_it_never_sent",
     ),
     Workaround(
         "model_hosting_container_standards.sagemaker:bootstrap",
         model_scripts.left_out,
         Scope.APPLICATION,
-        "tests/contract/test_bridge.py:test_script_of_the_model_is_not_vllm_s_to_run",
     ),
-    Workaround(
-        "vllm.config.model:_get_and_verify_max_len",
-        model_length.served,
-        Scope.LENGTH,
-        "tests/contract/test_model_length.py:test_plain_vllm_takes_minus_one_for_a_length",
-    ),
+    Workaround("vllm.config.model:_get_and_verify_max_len", model_length.served, Scope.LENGTH),
     Workaround(
         "vllm.v1.executor.multiproc_executor:WorkerProc.wait_for_ready",
         lost_processes.named,
         Scope.ENGINE,
-        "tests/contract/test_plain_vllm.py:test_plain_vllm_does_not_say_how_a_process_ended",
     ),
     Workaround(
         "vllm.v1.engine.utils:CoreEngineProcManager.finished_procs",
         lost_processes.waited_for,
         Scope.ENGINE,
-        "tests/contract/test_plain_vllm.py:test_plain_vllm_does_not_say_how_a_process_ended",
     ),
     Workaround(
         "transformers.models.auto.tokenization_auto:AutoTokenizer.from_pretrained",
         tokenizer_files.as_in_their_files,
         Scope.TOKENIZERS,
-        "tests/contract/test_tokenizer_files.py:test_plain_transformers_splits_text_by_the_class",
     ),
     Workaround(
         "transformers.models.auto.tokenization_auto:get_class_from_dynamic_module",
         published_tokenizers.adapted,
         Scope.TOKENIZERS,
-        f"{_PUBLISHED}:test_plain_transformers_calls_published_code_in_new_ways",
     ),
     Workaround(
         "transformers.tokenization_python:PythonBackend.convert_ids_to_tokens",
         published_tokenizers.of_any_id,
         Scope.TOKENIZERS,
-        f"{_PUBLISHED}:test_plain_transformers_fails_on_ids_behind_those_of_the_tokenizer",
     ),
     Workaround(
         "transformers.convert_slow_tokenizer:SpmConverter.build_tokenizer_from_spm_proto",
         published_tokenizers.with_its_blank,
         Scope.TOKENIZERS,
-        f"{_PUBLISHED}:test_plain_transformers_leaves_out_the_first_blank",
     ),
     Workaround(
         "transformers.tokenization_utils_tokenizers:TokenizersBackend._convert_from_sentencepiece",
         published_tokenizers.with_its_bos,
         Scope.TOKENIZERS,
-        f"{_PUBLISHED}:test_plain_transformers_leaves_out_the_first_blank",
     ),
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Elsewhere:
-    """A module of this folder, or of `cpu/`, that acts outside `apply`."""
-
-    place: str  # the function that applies it, below engine/vllm/
-    test: str  # the test function, below tests/ or integration/
-    fixed_in: str = ""
-
-
-ELSEWHERE: Final = {
-    "aborted_requests": Elsewhere(
-        "outputs.py", "test_plain_vllm_takes_a_paused_request_for_complete"
-    ),
-    "adapter_slots": Elsewhere("adapters.py", "test_all_slots_pinned_refuses_the_next_adapter"),
-    "bad_words": Elsewhere("async_llm.py", "test_plain_vllm_leaves_out_bad_words_with_a_blank"),
-    "client_faults": Elsewhere(
-        "bridge.py", "test_plain_vllm_logs_the_fault_of_a_client_with_its_traceback"
-    ),
-    "companions": Elsewhere("factory.py", "test_companions_are_checked_only_with_a_cpu_torch"),
-    "worker": Elsewhere("workarounds/__init__.py", "test_two_ranks_answer_as_one"),
-    "ended_streams": Elsewhere("bridge.py", "test_plain_vllm_writes_the_engine_s_end_into_streams"),
-    "ignored_modules": Elsewhere(
-        "configuration.py", "test_plain_vllm_loads_an_adapter_whose_modules_it_ignores"
-    ),
-    "kept_responses": Elsewhere("bridge.py", "test_plain_vllm_keeps_every_response_for_everyone"),
-    "messages": Elsewhere("bridge.py", "test_plain_vllm_refuses_the_input_of_a_tool_as_text"),
-    "not_finite": Elsewhere("configuration.py", "test_plain_vllm_corrupts_every_later_answer"),
-    "parsers": Elsewhere("bridge.py", "test_plain_vllm_parser_takes_the_square_of_its_text"),
-    "prompt_ends": Elsewhere(
-        "outputs.py", "test_plain_vllm_repeats_a_prompt_that_ends_inside_a_character"
-    ),
-    "request_bodies": Elsewhere("bridge.py", "test_plain_vllm_tries_a_wrong_item_as_each_kind"),
-    "scheduler": Elsewhere(
-        "workarounds/not_finite.py", "test_plain_vllm_corrupts_every_later_answer"
-    ),
-    "text_lengths": Elsewhere(
-        "engine.py", "test_plain_vllm_has_no_bound_for_texts_that_are_only_converted"
-    ),
-    "tool_calls": Elsewhere("bridge.py", "test_plain_vllm_reads_a_cut_call_as_text"),
-    "unsent_requests": Elsewhere(
-        "async_llm.py", "test_plain_vllm_keeps_a_request_that_cannot_be_sent"
-    ),
-    "zero_adapter": Elsewhere(
-        "async_llm.py",
-        "test_plain_vllm_computes_base_rows_with_an_adapter",
-        fixed_in="0.33",
-    ),
-}
+# The first release without the defect of a module that acts outside `apply`.
+FIXED_IN: Final = MappingProxyType({"zero_adapter": "0.33"})
 
 
 def is_needed(name: str) -> bool:
-    """Whether the installed vLLM has the defect of a row of `ELSEWHERE`."""
-    return is_affected("vllm", ELSEWHERE[name].fixed_in)
+    """Whether the installed vLLM has the defect of a module of `FIXED_IN`."""
+    return is_affected("vllm", FIXED_IN[name])
 
 
 def apply(scope: Scope) -> contextlib.ExitStack:

@@ -8,7 +8,7 @@ Upstream: not reported that we know of.
 Releases: 0.31 and later.
 Shows: "WorkerProc initialization failed due to an exception in a background process" of a worker
 that ran out of memory. Of an engine core "Failed core proc(s): {}".
-May go: when vLLM's own texts have both exit codes.
+May go: when test_plain_vllm_does_not_say_how_a_process_ended fails.
 """
 
 import time

@@ -9,7 +9,7 @@ server has itself.
 Upstream: not reported that we know of; it is meant so.
 Releases: 0.31 and later, with model-hosting-container-standards 0.1.
 Shows: code of the model runs where it is forbidden, and an error in it ends the start.
-May go: when tests/contract/test_bridge.py holds without it.
+May go: when test_script_of_the_model_is_not_vllm_s_to_run holds without it.
 """
 
 from collections.abc import Callable

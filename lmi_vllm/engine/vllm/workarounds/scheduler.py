@@ -9,7 +9,7 @@ the names of adapters that requests use: routers compare them with `model` (DECI
 Upstream: https://github.com/vllm-project/vllm/pull/50283 (numbers), issues/54003 (grammars).
 Releases: 0.31 and later.
 Shows: see `not_finite`, and `features/grammar_trials/engine.py`.
-May go: with both.
+May go: with both; test_plain_vllm_corrupts_every_later_answer is of the first.
 """
 
 import logging
