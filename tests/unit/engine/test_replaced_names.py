@@ -91,6 +91,7 @@ CLASS_CHANGED: Final = {"outputs.py": 1, "workarounds/scheduler.py": 1}
 FIELDS_SET: Final = {
     "media_urls/budget.py": {"held.size"},  # ours
     "media_urls/fetch.py": {"held.size"},  # ours
+    "joined.py": {"llm.adapters"},  # ours
     "async_llm.py": {
         "client.resources.engine_dead",
         "params.extra_args",  # of this request alone
@@ -435,7 +436,7 @@ def test_each_workaround_names_a_test_that_says_when_it_may_go() -> None:
     guarded = set()
     for module in workaround_modules():
         described = ast.get_docstring(ast.parse(module.read_text(encoding="utf-8"))) or ""
-        named = set(re.findall(r"\btest_\w+", described.partition("\nMay go: ")[2]))
+        named = set(re.findall(r"\btest_\w+\b(?!\.py)", described.partition("\nMay go: ")[2]))
         assert named, module.stem
         assert all(f"def {test}(" in text for test in named), module.stem
         if not any(test.startswith("test_plain_") for test in named):

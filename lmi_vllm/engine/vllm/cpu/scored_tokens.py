@@ -12,8 +12,7 @@ Upstream: not reported that we know of.
 Releases: 0.31 and later.
 Shows: while a client calls `/generative_scoring`, answers to others have the token 0 with -9999 in
     place of their top log probabilities. With `speculative_config` the engine dies.
-May go: when test_plain_vllm_gives_a_batch_the_columns_of_one_request and
-    test_plain_vllm_scores_no_tokens_beside_drafts fail.
+May go: when test_plain_vllm_gives_a_batch_the_columns_of_one_request fails, and drafts are scored.
 """
 
 import functools
