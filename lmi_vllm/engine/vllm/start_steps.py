@@ -8,7 +8,6 @@ import logging
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
@@ -18,38 +17,27 @@ import orjson
 STEPS_VARIABLE: Final = "LMI_VLLM_START_STEPS"
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """A message of vLLM 0.31 to 0.33 with which a step begins; groups of the text are figures."""
-
-    text: re.Pattern[str]
-    step: str
-
-
-def _mark(step: str, text: str) -> Mark:
-    return Mark(re.compile(text), step)
-
-
-# In the order of a start: a step is never followed by an earlier one.
 FIRST: Final = "import"
+# Messages of vLLM 0.31 to 0.33 with which a step begins; groups of the text are figures. In the
+# order of a start: a step is never followed by an earlier one.
 MARKS: Final = (
-    _mark(FIRST, r"^importing vLLM$"),
-    _mark("configuration", r"^Resolved architecture"),
-    _mark("set-up", r"^Initializing a V1 LLM engine"),
-    _mark("weights", r"^Starting to load model"),
-    _mark("weights", r"checkpoint shards.*?\b(?P<weight_files>\d+)/(?P<weight_files_total>\d+)"),
-    _mark("profile", r"^Loading weights took"),
-    _mark("profile", r"^Model loading took (?P<weights_gib>[\d.]+) GiB"),
-    _mark("compilation", r"Starting torch\.compile|^Warming up model for the compilation"),
-    _mark("compilation", r"Directly load the compiled graph"),
-    _mark("KV cache", r"^Available KV cache memory: (?P<kv_cache_gib>[\d.]+) GiB"),
-    _mark("KV cache", r"KV cache size: (?P<kv_cache_tokens>[\d,]+) tokens"),
-    _mark("graphs", r"Capturing CUDA graphs.*?\b(?P<graphs>\d+)/(?P<graphs_total>\d+)"),
-    _mark("graphs", r"^Graph capturing finished"),
-    _mark("application", r"^init engine \("),
+    (FIRST, r"^importing vLLM$"),
+    ("configuration", r"^Resolved architecture"),
+    ("set-up", r"^Initializing a V1 LLM engine"),
+    ("weights", r"^Starting to load model"),
+    ("weights", r"checkpoint shards.*?\b(?P<weight_files>\d+)/(?P<weight_files_total>\d+)"),
+    ("profile", r"^Loading weights took"),
+    ("profile", r"^Model loading took (?P<weights_gib>[\d.]+) GiB"),
+    ("compilation", r"Starting torch\.compile|^Warming up model for the compilation"),
+    ("compilation", r"Directly load the compiled graph"),
+    ("KV cache", r"^Available KV cache memory: (?P<kv_cache_gib>[\d.]+) GiB"),
+    ("KV cache", r"KV cache size: (?P<kv_cache_tokens>[\d,]+) tokens"),
+    ("graphs", r"Capturing CUDA graphs.*?\b(?P<graphs>\d+)/(?P<graphs_total>\d+)"),
+    ("graphs", r"^Graph capturing finished"),
+    ("application", r"^init engine \("),
 )
 ORDER: Final[Mapping[str, int]] = MappingProxyType(
-    {step: place for place, step in enumerate(dict.fromkeys([FIRST, *(m.step for m in MARKS)]))}
+    {step: place for place, step in enumerate(dict.fromkeys([FIRST, *(step for step, _ in MARKS)]))}
 )
 _LOGGERS: Final = ("vllm.", "tqdm", "lmi_vllm.engine.vllm.factory")
 
@@ -62,12 +50,12 @@ def step_of(record: logging.LogRecord) -> tuple[str, Mapping[str, float]] | None
         text = record.getMessage()
     except (TypeError, ValueError):  # arguments that its text does not take: the handler says so
         return None
-    for mark in MARKS:
-        if found := mark.text.search(text):
+    for step, mark in MARKS:
+        if found := re.search(mark, text):
             figures = {
                 name: float(value.replace(",", "")) for name, value in found.groupdict().items()
             }
-            return mark.step, figures
+            return step, figures
     return None
 
 

@@ -4,33 +4,11 @@ import html
 import json
 import shlex
 from collections.abc import Iterator, Mapping
+from importlib.resources import files
 from typing import Any, Final
 
 from lmi_vllm.features.api_docs.operations import REFERENCE
 
-_STYLE: Final = """
-:root {
-  color-scheme: light dark;
-  --line: #8886; --soft: #8881; --accent: light-dark(#0b57a4, #7ab8f5);
-}
-body {
-  font: 16px/1.5 system-ui, sans-serif;
-  max-width: 60rem; margin: 2rem auto; padding: 0 1rem;
-}
-h2 { margin-top: 2.5rem; border-bottom: 1px solid var(--line); }
-details {
-  border: 1px solid var(--line); border-radius: 6px;
-  margin: .5rem 0; padding: .4rem .8rem;
-}
-summary { cursor: pointer; }
-summary b { display: inline-block; min-width: 4.5rem; color: var(--accent); }
-code, pre { font: 14px/1.45 ui-monospace, monospace; }
-pre { background: var(--soft); padding: .7rem; border-radius: 6px; overflow-x: auto; }
-table { border-collapse: collapse; width: 100%; }
-td, th { text-align: left; vertical-align: top; padding: .25rem .6rem .25rem 0; }
-th { font-weight: 600; border-bottom: 1px solid var(--line); }
-.note { opacity: .75; }
-"""
 _PARAMETERS: Final = REFERENCE + "GenerationParameters"  # shown where a body has them
 _MAX_DEPTH: Final = 3  # of a type's text; a deeper type is shown by its bare name
 _MAX_TYPE_LENGTH: Final = 120  # characters of a type's text
@@ -44,10 +22,11 @@ _KEY: Final = "Authorization: Bearer $LMI_API_KEY"
 def docs_page(document: Mapping[str, Any], url: str) -> str:
     """Return the HTML page of an OpenAPI document; `url` is where its reader reached the server."""
     info = document["info"]
+    style = (files(__package__) / "data" / "page.css").read_text()
     parts = [
         '<!doctype html><html lang="en"><head><meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>{_escape(info['title'])} API</title><style>{_STYLE}</style></head><body>",
+        f"<title>{_escape(info['title'])} API</title><style>\n{style}</style></head><body>",
         f"<h1>{_escape(info['title'])} <small>{_escape(info['version'])}</small></h1>",
         f"<p>{_escape(info['description'])} The same for machines: "
         '<a href="openapi.json">openapi.json</a>.</p>',

@@ -167,7 +167,7 @@ def unpack(archive: Path, folder: Path, key: str, source: str, limits: Limits = 
         sizes = extract_archive(archive, folder, source, limits)
     except DownloadError as error:
         raise UnusableEntryError(error.text) from error
-    manifest = _read_manifest(folder / MANIFEST)
+    manifest = read_manifest(folder)
     if manifest is None:
         raise UnusableEntryError("it has no manifest: it was cut short, or is no cache of ours")
     if manifest.key != key:
@@ -182,12 +182,8 @@ def unpack(archive: Path, folder: Path, key: str, source: str, limits: Limits = 
 
 def read_manifest(folder: Path) -> Manifest | None:
     """Return the manifest of what was restored or saved in `folder`; None where neither was."""
-    return _read_manifest(folder / MANIFEST)
-
-
-def _read_manifest(path: Path) -> Manifest | None:
     try:
-        record = json.loads(path.read_bytes())
+        record = json.loads((folder / MANIFEST).read_bytes())
         if record["format"] != FORMAT:
             return None
         files = {

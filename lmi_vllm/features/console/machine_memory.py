@@ -31,7 +31,7 @@ def memory_in_use(
     engine = sum(_resident(proc, child) or 0 for child in _descendants(proc, own))
     figures = {"server": server, "engine": engine}
     total, available = _machine_memory(proc)
-    limit = _cgroup_limit(cgroup)
+    limit = _number(cgroup / "memory.max")
     if limit is not None and limit < total:
         used = _number(cgroup / "memory.current") or 0
         return {**figures, "total": limit, "available": max(0, limit - used)}
@@ -95,11 +95,6 @@ def _machine_memory(proc: Path) -> tuple[int, int]:
     sizes: Mapping[str, str] = dict(line.split(":", 1) for line in lines)
     total, available = (int(sizes[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
     return total, available
-
-
-def _cgroup_limit(cgroup: Path) -> int | None:
-    """Return the container's memory limit in bytes; None without one."""
-    return _number(cgroup / "memory.max")
 
 
 def _number(path: Path) -> int | None:
