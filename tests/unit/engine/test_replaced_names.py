@@ -100,7 +100,6 @@ FIELDS_SET: Final = {
         "self.engine_core.resources.coordinator",
         "self.engine_core.resources.engine_manager",
     },
-    "joined.py": {"llm.adapters"},  # ours
     "workarounds/bad_words.py": {"params._bad_words_token_ids"},  # of this request alone
     "bridge.py": {
         "app.middleware_stack",
