@@ -44,6 +44,7 @@ _ONE_ADAPTER: Final = (
     "adapters: a list of several adapters goes with a list in `inputs`; a request with `prompt`, "
     "`messages` or `input` has one adapter for all of it"
 )
+_OTHER_INPUTS: Final = frozenset({"prompt", "messages", "prompt_embeds", "input"})
 _TIME_LIMIT: Final = "predict_timeout"
 
 
@@ -169,7 +170,9 @@ class RequestContext:
             UnknownAdapterError: no adapter of that name; never the base model instead.
             RequestError: one is registered, but cannot be loaded now.
         """
-        fields = _with_named(payload, self.runtime.profile) if isinstance(payload, dict) else {}
+        is_hooked = self.runtime.hooks.input is not None
+        given = payload if isinstance(payload, dict) else {}
+        fields = _with_named(given, self.runtime.profile, is_hooked=is_hooked)
         adapters, model = self.runtime.adapters, fields.get("model")
         chosen = chosen_adapters(self.call, fields)
         names = adapter_names(chosen, fields, adapters.__contains__)
@@ -318,10 +321,16 @@ def _may_have_code(name: str | None, adapters: AdapterRegistry) -> bool:
     return name not in adapters or adapters.describe(name).hooks.are_some
 
 
-def _with_named(payload: Mapping[str, Any], profile: ServingProfile) -> Mapping[str, Any]:
-    """Return the payload with the adapter that `parameters` of LMI or TGI name as `adapters`."""
+def _with_named(
+    payload: Mapping[str, Any], profile: ServingProfile, *, is_hooked: bool = False
+) -> Mapping[str, Any]:
+    """Return the payload with the adapter that `parameters` of LMI or TGI name as `adapters`.
+
+    With `is_hooked` an input hook may make the `inputs` out of fields that only it knows.
+    """
     parameters = payload.get("parameters")
-    if "adapters" in payload or "inputs" not in payload or not isinstance(parameters, dict):
+    is_lmi = "inputs" in payload or (is_hooked and _OTHER_INPUTS.isdisjoint(payload))
+    if "adapters" in payload or not is_lmi or not isinstance(parameters, dict):
         return payload
     if profile.enable_lora or profile.tgi_compat:
         for name in NAMES_OF_ADAPTERS:

@@ -113,6 +113,8 @@ async def send(request: web.Request, reply: Reply) -> web.StreamResponse:
         headers["Content-Type"] = reply.content_type
     if reply.stream is None:
         return web.Response(status=reply.status, body=reply.body, headers=headers)
+    if request.app[SERVICE].profile.tgi_compat:
+        headers.setdefault("X-Accel-Buffering", "no")  # as TGI: nginx passes each row on
     try:
         response = RowResponse(status=reply.status, headers=headers)
         await response.prepare(request)
@@ -173,7 +175,7 @@ async def read_body(request: web.Request) -> bytes:
         body = await _received(request, limit)
     except web.RequestPayloadError as error:
         raise PayloadError(UNREADABLE_BODY) from error
-    coding = request.headers.get("Content-Encoding", "").strip().lower()
+    coding = request.headers.get("Content-Encoding", "").strip().lower().removeprefix("x-")
     if coding in _UNSUPPORTED:
         raise PayloadError(f"Content-Encoding: {coding} is not supported; gzip and deflate are")
     if coding not in _WINDOW_BITS or not body:
@@ -186,8 +188,16 @@ async def read_body(request: web.Request) -> bytes:
         raise PayloadError(UNREADABLE_BODY) from error
 
 
+def is_waiting_in_vain(request: web.Request) -> bool:
+    """Whether the client asks to send a body that is larger than `max_request_size`."""
+    limit = request.app[OPTIONS].max_request_size
+    return "Expect" in request.headers and 0 < limit < (request.content_length or 0)
+
+
 async def _received(request: web.Request, limit: int) -> bytes:
     """Return the body as it came; aiohttp's `read` would keep it as long as the connection."""
+    if is_waiting_in_vain(request):
+        raise web.HTTPRequestEntityTooLarge(limit, request.content_length or 0)
     pieces, size = [], 0
     while piece := await request.content.readany():
         pieces.append(piece)

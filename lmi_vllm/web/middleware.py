@@ -33,7 +33,7 @@ from lmi_vllm.web.cross_site import (
 )
 from lmi_vllm.web.engine_routes import engine_route
 from lmi_vllm.web.errors import error_response, forget_frames, from_http_exception
-from lmi_vllm.web.inference_routes import UNREADABLE_BODY
+from lmi_vllm.web.inference_routes import UNREADABLE_BODY, is_waiting_in_vain
 from lmi_vllm.web.request import (
     BEGUN,
     DIALECT,
@@ -196,6 +196,8 @@ def _refusal(request: web.Request, error: LmiError) -> web.StreamResponse:
 
 async def allow_body(request: web.Request) -> None:
     """Let a waiting client send its body; other expectations are refused like other errors."""
+    if is_waiting_in_vain(request):
+        return
     if request.headers.get("Expect", "").lower() == CONTINUE:
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         request.writer.output_size = 0  # the answer has not begun

@@ -61,6 +61,7 @@ RAW = zlib.compressobj(wbits=-15)
     [
         ("gzip", gzip.compress(CONTENT)),
         ("GZIP", gzip.compress(CONTENT[:5]) + gzip.compress(CONTENT[5:])),
+        ("x-gzip", gzip.compress(CONTENT)),  # old clients (RFC 9110, 8.4.1.3)
         ("deflate", zlib.compress(CONTENT)),
         ("deflate", RAW.compress(CONTENT) + RAW.flush()),
         ("identity", CONTENT),

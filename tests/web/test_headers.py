@@ -397,6 +397,19 @@ async def test_expectation_of_continue_is_met_before_the_body(serve: ServeScript
     await writer.wait_closed()
 
 
+@pytest.mark.parametrize("path", ["/invocations", "/v1/completions"])
+async def test_body_that_is_too_large_is_not_asked_for(serve: ServeScripted, path: str) -> None:
+    """A client that asks first is told at once, and not after `max_request_size` bytes."""
+    client = await serve(options=WebOptions(max_request_size=100))
+    reader, writer = await asyncio.open_connection(client.host, client.port)
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 101\r\n\r\n"
+    writer.write(head.encode())
+    answer = await asyncio.wait_for(reader.readuntil(b"max_request_size (100 bytes)"), 20)
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    writer.close()
+    await writer.wait_closed()
+
+
 @pytest.mark.parametrize("headers", [{"handler": "x"}, {CUSTOM: "handler=x"}], ids=str)
 async def test_handler_override_only_where_allowed(
     serve: ServeScripted, headers: dict[str, str]

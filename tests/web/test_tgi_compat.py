@@ -72,3 +72,13 @@ async def test_parameters_name_no_adapter_without_lora(
     assert [text for text in caplog.messages if "no effect" in text] == [
         f"request parameter '{name}' has no effect"
     ]
+
+
+@pytest.mark.parametrize("path", ["/generate_stream", "/invocations", "/v1/chat/completions"])
+async def test_tgi_streams_pass_a_proxy_row_by_row(serve: ServeScripted, path: str) -> None:
+    """As TGI's: nginx collects rows unless the answer says otherwise."""
+    body = {"inputs": "x", "messages": [{"role": "user", "content": "x"}], "stream": True}
+    answer = await (await serve(TGI)).post(path, json=body)
+    assert answer.headers["X-Accel-Buffering"] == "no"
+    answer = await (await serve(TGI)).post(path, json={**body, "stream": False})
+    assert ("X-Accel-Buffering" in answer.headers) == (path == "/generate_stream")

@@ -63,6 +63,8 @@ class InputFormatter:
             FORMATTER_FAILED, _call_hook, self.function, (context,), _payload_and_input
         )
         GIVEN_INPUT.set((call, text_input))
+        if text_input is not None and isinstance(payload, dict) and "stream" in payload:
+            made["stream"] = payload["stream"]  # a TextInput has no place for it
         return made
 
 

@@ -1,6 +1,9 @@
 """The user's own `handle`, which answers requests instead of the built-in handler."""
 
-from collections.abc import AsyncIterator, Callable
+import contextlib
+import operator
+import re
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -19,6 +22,10 @@ _JSONLINES: Final = FRAMINGS["jsonlines"].content_type
 _NOT_HEADERS: Final = frozenset(
     {"content-type", "content-length", "transfer-encoding", "connection"}
 )
+_HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_HEADER_ENDS: Final = frozenset("\r\n\0")
+_STATUSES: Final = range(200, 600)
+_END: Final = object()  # of an iterator, whose items may be None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +77,7 @@ class Handler:
         items = self.caller.thread.iterate(output.stream_content)
         seconds, call = self.caller.timeout_seconds, self.caller.call
         try:
-            while (item := await _next_within(items, seconds, "predict_timeout")) is not None:
+            while (item := await _next_within(items, seconds, "predict_timeout")) is not _END:
                 yield await call(HANDLER_FAILED, output.streamed, item)
         except LmiError as error:
             yield error_row(error, statuses)
@@ -78,19 +85,20 @@ class Handler:
             yield error_row(failure(HANDLER_FAILED, error), statuses)
         finally:
             await close_iterator(items)
-            await call(HANDLER_FAILED, output.execute_finalize)
+            with contextlib.suppress(LmiError):  # it is in the log, and the answer is complete
+                await call(HANDLER_FAILED, output.execute_finalize)
 
     async def _streamed(self, outputs: Any, given: Input, statuses: StatusTable) -> Reply:
         """Return a handler's generator as a stream; the first piece decides status and headers."""
         pieces = self.caller.thread.iterate(outputs)
         try:
             first = await self._piece(pieces)
+            if first is None:
+                return Reply(200, _JSONLINES)
+            return _reply(first, given, self._pieces(first, pieces, statuses), _JSONLINES)
         except BaseException:
             await close_iterator(pieces)
             raise
-        if first is None:
-            return Reply(200, _JSONLINES)
-        return _reply(first, given, self._pieces(first, pieces, statuses), _JSONLINES)
 
     async def _pieces(
         self, first: Output, pieces: AsyncIterator[Any], statuses: StatusTable
@@ -112,7 +120,9 @@ class Handler:
             raise
         except Exception as error:
             raise failure(HANDLER_FAILED, error) from error
-        if piece is not None and not isinstance(piece, Output):
+        if piece is _END:
+            return None
+        if not isinstance(piece, Output):
             raise _not_output(piece)
         return piece
 
@@ -137,8 +147,24 @@ def _reply(
         for name, value in properties.items()
         if name.lower() not in _NOT_HEADERS and not _is_copied(name, value, given)
     }
+    kind = str(names.get("content-type", kind))
+    _check_headers({**headers, "Content-Type": kind})
     body = b"" if stream is not None else _content(output)
-    return Reply(_code(output), str(names.get("content-type", kind)), body, stream, headers)
+    return Reply(_code(output), kind, body, stream, headers)
+
+
+def _check_headers(headers: Mapping[str, str]) -> None:
+    """Check that HTTP can carry the headers; a broken one would end the connection.
+
+    Raises:
+        CustomCodeError: names the property.
+    """
+    for name, value in headers.items():
+        if not _HEADER_NAME.fullmatch(name) or not _HEADER_ENDS.isdisjoint(value):
+            raise CustomCodeError(
+                f"{HANDLER_FAILED}: its Output has the property {name!r}, whose name or value "
+                "cannot be a header"
+            )
 
 
 def _is_copied(name: str, value: object, given: Input) -> bool:
@@ -151,9 +177,19 @@ def _is_copied(name: str, value: object, given: Input) -> bool:
 
 
 def _code(output: Output) -> int:
-    """The HTTP status of an answer, which `binary_encode` may have been given."""
+    """Return the HTTP status of an answer, which `binary_encode` may have been given.
+
+    Raises:
+        CustomCodeError: it is none of an answer; a client waits for one after 100 to 199.
+    """
     codes = (value.code for value in output.content.get_values() if isinstance(value, Encoded))
-    return next((code for code in codes if code is not None), output.code)
+    code: Any = next((code for code in codes if code is not None), output.code)
+    with contextlib.suppress(TypeError):
+        if (status := operator.index(code)) in _STATUSES:
+            return status
+    raise CustomCodeError(
+        f"{HANDLER_FAILED}: its Output has the code {code!r}, expected 200 to 599"
+    )
 
 
 def _content(output: Output) -> bytes:
@@ -162,9 +198,9 @@ def _content(output: Output) -> bytes:
 
 
 async def _next_within(items: AsyncIterator[Any], seconds: float, setting: str) -> Any:
-    """Return the next item, None at the end; see `SilenceLimit.next`."""
+    """Return the next item, `_END` at the end; see `SilenceLimit.within`."""
     limit = SilenceLimit(seconds, setting)
     try:
-        return await limit.next(items)
+        return await limit.within(anext(items, _END))
     finally:
         limit.close()

@@ -122,10 +122,19 @@ def _decode_json(body: bytes) -> dict[str, Any]:
     try:
         payload = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise PayloadError(f"the body is not valid JSON: {error}") from None
+        if (payload := _decode_other_json(body)) is None:
+            raise PayloadError(f"the body is not valid JSON: {error}") from None
     if not isinstance(payload, dict):
         raise PayloadError(f"the body must be a JSON object; example: {EXAMPLE_BODY}")
     return payload
+
+
+def _decode_other_json(body: bytes) -> Any:
+    """Return JSON with a byte order mark, in UTF-16 or UTF-32, as Python's parser reads it."""
+    encoding = json.detect_encoding(body)
+    with contextlib.suppress(UnicodeDecodeError, orjson.JSONDecodeError):
+        return None if encoding == "utf-8" else orjson.loads(body.decode(encoding))
+    return None
 
 
 def _decode_form(body: bytes, content_type: str) -> dict[str, Any]:

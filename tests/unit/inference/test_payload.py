@@ -47,6 +47,12 @@ BODIES: dict[str, tuple[bytes, str, dict[str, Any]]] = {
         "text/csv",
         {"inputs": ["a"]},
     ),
+    "json byte order mark": (
+        b'\xef\xbb\xbf{"inputs":"\xc3\xbc"}',
+        "application/json",
+        {"inputs": "ü"},
+    ),
+    "json in UTF-16": ('{"inputs":"ü"}'.encode("utf-16"), "application/json", {"inputs": "ü"}),
     "csv byte order mark": ("\ufeffinputs\na\n".encode(), "text/csv", {"inputs": ["a"]}),
     "csv question": (
         b"question,context\nq,c\n",
@@ -74,6 +80,7 @@ def test_payload_content_types(body: bytes, kind: str, payload: dict[str, Any]) 
 
 REFUSED_BODIES: dict[str, tuple[bytes, str, str]] = {
     "cut off": (b'{"inputs": "x"', "application/json", "not valid JSON"),
+    "cut off in UTF-16": ("{".encode("utf-16")[:3], "application/json", "not valid JSON"),
     "empty": (b"", "application/json", "not valid JSON"),
     "array": (b"[1]", "application/json", "must be a JSON object"),
     "text": (b'"x"', "application/json", "must be a JSON object"),
@@ -83,7 +90,6 @@ REFUSED_BODIES: dict[str, tuple[bytes, str, str]] = {
     "lone surrogate": (b'{"inputs": "\\ud800"}', "application/json", "not valid JSON"),
     "not UTF-8": (b'{"inputs": "\xff"}', "application/json", "not valid JSON"),
     "too deep": (b'{"inputs":' + b"[" * 5000, "application/json", "not valid JSON"),
-    "byte order mark": (b"\xef\xbb\xbf{}", "application/json", "not valid JSON"),
     "text, not UTF-8": (b"\xff", "text/plain", "not UTF-8"),
     "csv without a known column": (b"a,b\n1,2\n", "text/csv", "inputs, question, context"),
     "csv without rows": (b"inputs\n", "text/csv", "header row"),

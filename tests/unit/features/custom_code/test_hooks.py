@@ -9,6 +9,7 @@ import pytest
 
 from lmi_vllm.features.custom_code.calling import CodeCaller
 from lmi_vllm.features.custom_code.djl_python import Input, Output
+from lmi_vllm.features.custom_code.djl_python.request_io import TextInput
 from lmi_vllm.features.custom_code.djl_python.shortcuts import (
     create_non_stream_output,
     create_stream_chunk_output,
@@ -85,6 +86,31 @@ async def test_input_hook_cannot_change_the_adapter(
         assert (await client.post("/invocations", json=body)).status == 200
     used = [job.adapter.name if job.adapter else None for job in engine.jobs]
     assert used == ["a", "a", None]
+
+
+@pytest.mark.parametrize("field", ["adapters", "adapter_id"])
+async def test_adapter_in_parameters_is_chosen_beside_a_field_of_the_hook(
+    serve: ServeScripted, engine: ScriptedEngine, tmp_path: Path, field: str
+) -> None:
+    """LMI's own example makes `inputs` of `inputPrompt`: the base model would answer for it."""
+    client = await serve(WITH_LORA, code=code(to_payload=lambda p: {"inputs": p["inputPrompt"]}))
+    (tmp_path / "a").mkdir()
+    await client.post(f"/adapters?name=a&src={tmp_path}/a")
+    body = {"inputPrompt": "x", "parameters": {field: "a"}}
+    assert (await client.post("/invocations", json=body)).status == 200
+    assert [job.adapter and job.adapter.name for job in engine.jobs] == ["a"]
+    answer = await client.post("/invocations", json={**body, "parameters": {field: "unknown"}})
+    assert answer.status == 424
+    assert "The adapter unknown was not found" in await answer.text()
+
+
+async def test_older_text_input_keeps_the_wish_for_a_stream(serve: ServeScripted) -> None:
+    """A TextInput has no place for `stream`; LMI streamed what such a formatter read."""
+    older = code(to_payload=lambda p: TextInput(input_text=p["inputs"], parameters={}))
+    client = await serve(code=older)
+    for wish, kind in ((True, "application/jsonlines"), (False, "application/json")):
+        answer = await client.post("/invocations", json={"inputs": "x", "stream": wish})
+        assert answer.content_type == kind
 
 
 ANSWERS: dict[str, tuple[Callable[..., Any], bytes]] = {
@@ -257,6 +283,79 @@ async def test_handler_may_stream(serve: ServeScripted) -> None:
         '{"n":2}',
         '{"error":"Custom handler failed: over","code":424}',
     ]
+
+
+# What an Output has that no answer can have -> the part of the error that says so.
+UNUSABLE: dict[str, tuple[Callable[[Output], object], str]] = {
+    "a client would wait": (lambda made: made.set_code(102), "the code 102, expected 200 to 599"),
+    "no status line": (lambda made: made.set_code(0), "the code 0, expected 200 to 599"),
+    "above": (lambda made: made.set_code(1000), "the code 1000, expected 200 to 599"),
+    "no number": (lambda made: made.set_code("abc"), "the code 'abc', expected 200 to 599"),  # type: ignore[arg-type]
+    "two lines": (lambda made: made.add_property("X-A", "b\r\nX-C: d"), "the property 'X-A'"),
+    "a blank": (lambda made: made.add_property("X A", "b"), "the property 'X A'"),
+    "no name": (lambda made: made.add_property("", "b"), "the property ''"),
+    "a type of two lines": (
+        lambda made: made.add_property("content-type", "a\nb"),
+        "the property 'Content-Type'",
+    ),
+}
+
+
+@pytest.mark.parametrize("is_streamed", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize(("spoil", "text"), UNUSABLE.values(), ids=UNUSABLE)
+async def test_handler_hears_of_an_answer_that_http_cannot_carry(
+    serve: ServeScripted, spoil: Callable[[Output], object], text: str, *, is_streamed: bool
+) -> None:
+    """The client would hang, or see the connection closed without an answer."""
+
+    def handle(inputs: Input) -> Output:
+        output = Output().add("never")
+        spoil(output)
+        return output.add_stream_content([1]) if is_streamed else output
+
+    client = await serve(code=code(handle=handle))
+    answer = await client.post("/invocations", json={"inputs": "x"})
+    assert answer.status == 424
+    assert text in (await answer.json())["error"]
+
+
+async def test_items_of_a_stream_may_be_none(serve: ServeScripted) -> None:
+    """The end of an iterator is no value: what follows a None is not lost."""
+
+    def handle(inputs: Input) -> Output:
+        return Output().add_stream_content([1, None, 2])
+
+    client = await serve(code=code(handle=handle))
+    answer = await client.post("/invocations", json={"inputs": "x"})
+    assert await answer.text() == '{"outputs": 1}\n{"outputs": null}\n{"outputs": 2}\n'
+
+
+async def test_generator_of_outputs_may_yield_nothing_else(serve: ServeScripted) -> None:
+    """A None among them ended the stream as if it were complete."""
+
+    async def handle(inputs: Input) -> AsyncIterator[Output | None]:
+        async def pieces() -> AsyncIterator[Output | None]:
+            yield create_stream_chunk_output("a", last_chunk=False)
+            yield None
+
+        return pieces()
+
+    client = await serve(code=code(handle=handle))
+    answer = await client.post("/invocations", json={"inputs": "x"})
+    first, last = (await answer.text()).splitlines()
+    assert first == "a"
+    assert "it returned NoneType, expected an Output" in last
+
+
+async def test_stream_is_complete_though_what_follows_it_fails(serve: ServeScripted) -> None:
+    """All of it has been sent; the failure is in the log, and the connection is not cut."""
+
+    def handle(inputs: Input) -> Output:
+        return Output().add_stream_content([1, 2]).finalize(fail)
+
+    client = await serve(code=code(handle=handle))
+    answer = await client.post("/invocations", json={"inputs": "x"})
+    assert await answer.text() == '{"outputs": 1}\n{"outputs": 2}\n'
 
 
 OWN = """
