@@ -70,11 +70,11 @@ def main(arguments: list[str] | None = None) -> None:
     words = sys.argv[1:] if arguments is None else arguments
     if words and words[0] in REFUSED_VERBS:
         fail(f"{words[0]}: {REFUSED_VERBS[words[0]]}")
-    if words and words[0] == "serve":
-        _set_variables(words[1:])
-    parsed = parse(words)
-    run = importlib.import_module(VERBS[parsed.verb].module).run
     try:
+        if words and words[0] == "serve":
+            _set_variables(words[1:])
+        parsed = parse(words)
+        run = importlib.import_module(VERBS[parsed.verb].module).run
         code = run(parsed, MappingProxyType(dict(os.environ)), _made_for(parsed.verb))
     except LmiError as error:
         fail(error.text)

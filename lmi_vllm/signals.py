@@ -18,6 +18,8 @@ _STDERR: Final = 2
 def end_on_signals(*, is_serving: bool = False) -> None:
     """Let SIGTERM and SIGHUP end this process with a line, until other handlers are set.
 
+    So does SIGINT end a server, which has no use for Python's KeyboardInterrupt.
+
     The exit code is 128 and the signal's number, as a shell says it: what was to be done is not
     done. A server that has not begun ends with 0, as later. SIGHUP stays ignored below `nohup`.
     """
@@ -28,8 +30,8 @@ def end_on_signals(*, is_serving: bool = False) -> None:
         end_children()
         os._exit(0 if is_serving else _FIRST_CODE + number)
 
-    for number in _ENDING:
-        if signal.getsignal(number) is signal.SIG_DFL:
+    for number in (*_ENDING, signal.SIGINT) if is_serving else _ENDING:
+        if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
             signal.signal(number, end)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)  # what came before this is handled now
 

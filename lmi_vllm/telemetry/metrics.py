@@ -13,10 +13,12 @@ from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.metrics_core import Metric
 
 from lmi_vllm._version import __version__
+from lmi_vllm.telemetry.metric_files import take_room
 
 MAX_ADAPTERS: Final = 50
 
 disable_created_metrics()  # type: ignore[no-untyped-call] # a second series for every counter, of no use
+take_room()
 
 LATENCIES: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _TOKEN_LATENCIES: Final = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)

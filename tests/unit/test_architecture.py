@@ -66,7 +66,7 @@ LIBRARIES = {
     "obstore": r"features/object_stores/cloud_\w+\.py",
     "huggingface_hub": r"features/hub/\w+\.py",
     "xgrammar": r"features/grammar_trials/walks\.py",
-    "prometheus_client": r"telemetry/metrics\.py|web/management_routes\.py"
+    "prometheus_client": r"telemetry/metric(s|_files)\.py|web/management_routes\.py"
     r"|features/(metrics|exporters/lmi_series|front_ends/series|lora_series/series)\.py",
     "opentelemetry": r"features/traces/spans\.py",
     "torch": r"engine/vllm/((workarounds|cpu)/)?\w+\.py|features/(seq2seq|legacy_models)/\w+\.py"

@@ -1,6 +1,7 @@
 """Counters in memory that all front-end processes share: slots of the queue, engine steps."""
 
 import mmap
+import os
 import time
 from pathlib import Path
 from typing import Final
@@ -24,7 +25,7 @@ class SharedCounters:
         """Map the file; a missing one is created with zeros."""
         size = processes * _FIELDS * _BYTES
         with path.open("a+b") as file:
-            file.truncate(size)
+            os.posix_fallocate(file.fileno(), 0, size)  # a hole on a full disk ends the process
             self._map = mmap.mmap(file.fileno(), size)
         self._numbers = memoryview(self._map).cast("q")
 

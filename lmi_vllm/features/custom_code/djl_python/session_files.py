@@ -47,8 +47,12 @@ class Session:
         is_bytes = isinstance(value, bytes | bytearray)
         content = _BYTES + bytes(value) if is_bytes else _JSON + json.dumps(value).encode()
         partial = path.with_name(f".{uuid.uuid4().hex}.partial")
-        partial.write_bytes(content)
-        partial.replace(path)
+        try:
+            partial.write_bytes(content)
+            partial.replace(path)
+        except OSError:
+            partial.unlink(missing_ok=True)
+            raise
 
     def get(self, key: str, d: Any = None) -> Any:
         """Return a value; `d` without one."""
@@ -61,12 +65,19 @@ class Session:
     def get_as_numpy(
         self, key: str, shape: tuple[int, ...], dtype: Any = "float32", create: bool = False
     ) -> Any:
-        """Return the array in a file, which changes with the array; `create` begins a new one."""
+        """Return the array in a file, which changes with the array; `create` begins a new one.
+
+        Raises:
+            OSError: the disk has no room for it. Else the kernel would end the server at a write.
+        """
         import numpy  # noqa: PLC0415 (only where a hook uses it)
 
-        return numpy.memmap(
-            self._path(key), dtype=dtype, mode="w+" if create else "r+", shape=shape
-        )
+        path = self._path(key)
+        array = numpy.memmap(path, dtype=dtype, mode="w+" if create else "r+", shape=shape)
+        if create and hasattr(os, "posix_fallocate"):
+            with path.open("r+b") as file:
+                os.posix_fallocate(file.fileno(), 0, array.nbytes)
+        return array
 
     def remove(self) -> bool:
         """Remove the session's files.

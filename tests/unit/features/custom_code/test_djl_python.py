@@ -243,6 +243,13 @@ def test_sessions_are_found_again_and_expire(tmp_path: Path) -> None:
     given = {"sessions_path": str(tmp_path), "sessions_expiration": "60"}
     session = SessionManager(given).create_session()
     session.put("bytes", b"\x80\x04N.")
+    array = session.get_as_numpy("array", shape=(64, 64), create=True)
+    kept = Path(session.files_path)
+    assert (kept / "array").stat().st_blocks * 512 >= array.nbytes  # no holes, which end a server
+    (kept / "taken").mkdir()
+    with pytest.raises(OSError, match="taken"):  # as on a full disk
+        session.put("taken", 1)
+    assert not [*kept.glob(".*.partial")]
     (tmp_path / "00000000-0000-0000-0000-000000000000").mkdir()  # one of the server's
     again = SessionManager(given)
     found = again.get_session(session.session_id)

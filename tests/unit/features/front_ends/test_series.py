@@ -43,7 +43,11 @@ assert "pid=" not in text
 picked = generate_latest(series(["lmi_requests_in_flight"])).decode()
 assert "lmi_requests_in_flight 9.0" in picked and "lmi_generated" not in picked
 folder = os.environ["PROMETHEUS_MULTIPROC_DIR"]
-assert os.listdir(folder)
+for number in range(3000):  # beyond the first size of a file
+    metrics.GENERATED_TOKENS.labels(f"adapter-{number}").inc()
+sizes = [os.stat(os.path.join(folder, name)) for name in os.listdir(folder)]
+assert len(sizes) > 2 and max(size.st_size for size in sizes) > 600_000, sizes
+assert all(size.st_blocks * 512 >= size.st_size for size in sizes), sizes  # no holes: SIGBUS
 remove_files()
 assert not os.path.exists(folder)
 """
