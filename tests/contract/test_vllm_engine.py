@@ -312,11 +312,16 @@ def test_engine_death_reaches_every_process(run: LoopThread, vllm_engine: Engine
         )
         chunks = engine.generate(job)
         await anext(chunks)
+        child.suspend()
+        assert engine.http is not None
+        waiting = asyncio.create_task(engine.http.is_asleep())
+        await asyncio.sleep(0.1)
         child.kill()
         with pytest.raises(EngineDeadError):
             async for _ in chunks:
                 pass
         await asyncio.wait_for(engine.wait_until_dead(), 2)
+        assert not await asyncio.wait_for(waiting, 1)  # vLLM leaves such a call without an answer
         with pytest.raises(EngineDeadError):
             await engine.check_health()
         with pytest.raises(EngineDeadError):

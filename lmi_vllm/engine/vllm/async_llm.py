@@ -8,6 +8,7 @@ them share: which adapters are loaded, and which may be in the engine together. 
 (of the feature front_ends) ask it, so that one table decides for all.
 """
 
+import asyncio
 import contextlib
 import functools
 import sys
@@ -198,6 +199,15 @@ class GuardedAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
         client: Any = self.engine_core
         client.resources.engine_dead = True
         client.outputs_queue.put_nowait(VllmEngineDeadError())
+        self.end_calls()
+
+    def end_calls(self) -> None:
+        """Fail the calls that wait for the engine; vLLM leaves them waiting after its end."""
+        waiting: dict[int, asyncio.Future[Any]] = self.engine_core.utility_results
+        while waiting:
+            _, call = waiting.popitem()
+            if not call.done():
+                call.set_exception(VllmEngineDeadError())
 
     def release(self) -> None:
         """Release our folder, and what vLLM leaves to the garbage collector, after `shutdown`.

@@ -202,6 +202,7 @@ class VllmClient:
         """Return what has ended, once the engine's process has ended without `close`."""
         while self._is_closing or not self._llm.errored:  # noqa: ASYNC110 (vLLM has no event)
             await asyncio.sleep(DEATH_POLL_SECONDS)
+        self._llm.end_calls()
         return await self._reason()
 
     async def _reason(self) -> str:
@@ -228,6 +229,7 @@ class VllmClient:
                 await asyncio.wait([handler], timeout=LAST_ANSWER_SECONDS)
             handler.cancel()  # else it reports the requested end as a failure
             await asyncio.wait([handler])
+        self._llm.end_calls()
         await asyncio.to_thread(self._llm.shutdown, SHUTDOWN_SECONDS)
         await asyncio.to_thread(self._llm.kill, KILL_SECONDS)  # vLLM kills, and leaves zombies
         self._llm.release()
