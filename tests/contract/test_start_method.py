@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from lmi_vllm.messages import EngineArguments
+from lmi_vllm.private_folders import new_private_folder
 
 pytestmark = pytest.mark.vllm
 
@@ -121,3 +123,22 @@ def test_threads_of_grpc_are_seen() -> None:
         [sys.executable, "-c", GRPC_AT_WORK], capture_output=True, text=True, check=True
     )
     assert done.stdout.split("\n")[0] == "['', 'gRPC']"
+
+
+@pytest.mark.parametrize("letters", [10, 80])
+def test_sockets_have_a_path_that_is_short_enough(
+    letters: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Below a long TMPDIR the kernel refuses them, after everything was fetched and imported."""
+    from lmi_vllm.engine.vllm.start import SOCKETS_FOLDER, _sockets_in  # noqa: PLC0415 (imports vLLM)
+
+    monkeypatch.delenv(SOCKETS_FOLDER, raising=False)
+    with tempfile.TemporaryDirectory(prefix="s", dir="/tmp") as short:
+        long = Path(short) / ("x" * letters)
+        long.mkdir()
+        with new_private_folder("lmi-vllm-engine-", long, notes_in=tmp_path) as folder:
+            assert folder.notes is not None
+            with _sockets_in(folder):
+                expected = folder if letters == 10 else folder.notes
+                assert os.environ[SOCKETS_FOLDER] == str(expected.path)
+            assert SOCKETS_FOLDER not in os.environ

@@ -21,6 +21,7 @@ when it may go. This module imports no vLLM.
 
 import asyncio
 import contextlib
+import errno
 import logging
 import shutil
 import tempfile
@@ -57,6 +58,7 @@ logger = logging.getLogger(__name__)
 
 BASE_ADAPTER_NAME: Final = "lmi-vllm-base"
 BASE_ADAPTER_ID: Final = 1  # the all-zero adapter; ids of users' adapters are above
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 COPY_SECONDS: Final = 600.0  # to copy an adapter's files; no other adapter is loaded meanwhile
 UNKNOWN_BASE: Final = BaseModel()
 
@@ -292,6 +294,11 @@ class EngineAdapters:
             raise
         except OSError as error:
             shutil.rmtree(private, ignore_errors=True)
+            if error.errno in _FULL:
+                raise AdapterCapacityError(
+                    f"Adapter {adapter.name}: the server's disk has no room for a copy of it at "
+                    f"{private.parent} (TMPDIR)"
+                ) from error
             raise _unreadable(adapter, error) from error
 
 

@@ -166,12 +166,15 @@ def _engine_folder() -> Iterator[PrivateFolder]:
 def _sockets_in(folder: PrivateFolder) -> Iterator[None]:
     """Let vLLM make its sockets in a folder of the engine; else each start leaves three files.
 
-    Not if the user names a folder, or if the path is too long for a socket.
+    Not if the user names a folder. One in shared memory takes its place where TMPDIR is too long
+    for the path of a socket.
     """
-    if SOCKETS_FOLDER in os.environ or len(os.fsencode(folder.path)) > LONGEST_FOLDER:
+    fits = len(os.fsencode(folder.path)) <= LONGEST_FOLDER
+    sockets = folder if fits else folder.notes
+    if SOCKETS_FOLDER in os.environ or sockets is None:
         yield
         return
-    os.environ[SOCKETS_FOLDER] = str(folder.path)
+    os.environ[SOCKETS_FOLDER] = str(sockets.path)
     try:
         yield
     finally:

@@ -11,6 +11,7 @@ from lmi_vllm.engine.base import lacks_memory, start_error
 from lmi_vllm.engine.deaths import OomKills, ended_so
 from lmi_vllm.errors import EngineMemoryError, EngineStartError
 from lmi_vllm.messages import EngineArguments
+from lmi_vllm.private_folders import SHARED_MEMORY
 
 # How vLLM names processes that ended before they were ready (v1/engine/utils.py, 0.31 to 0.33).
 _KILLED: Final = re.compile(r"Failed core proc\(s\): \{.*?'(\w+)': (-\d+)")
@@ -105,12 +106,13 @@ def _full_folders(environ: Mapping[str, str]) -> str:
 
     Empty if all of them have room: another folder is full, or a file was removed meanwhile.
     """
-    folders = {"TMPDIR": Path(tempfile.gettempdir())}
+    folders = {"TMPDIR": Path(tempfile.gettempdir()), "shared memory": SHARED_MEMORY}
     folders |= {name: Path(environ[name]) for name in _WRITTEN if environ.get(name)}
     folders.setdefault("VLLM_CACHE_ROOT", Path("~/.cache/vllm").expanduser())
     found = []
     for name, folder in folders.items():
         place = next(one for one in (folder, *folder.parents) if one.exists())
-        if (free := shutil.disk_usage(place).free) < _FULL_BYTES:
-            found.append(f"{folder} ({name}) has {free / 1e6:.1f} MB free")
+        disk = shutil.disk_usage(place)
+        if disk.free < min(_FULL_BYTES, disk.total / 10):  # Docker's shared memory has 64 MiB
+            found.append(f"{folder} ({name}) has {disk.free / 1e6:.1f} MB free")
     return f": {', '.join(found)}" if found else ""

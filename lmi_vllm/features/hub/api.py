@@ -102,7 +102,12 @@ def model_info(source: HubRepository, *, with_files: bool) -> "ModelInfo":
         with _asked(source, url + query) as answer:
             hf_raise_for_status(answer)
             listing = _content(answer, f"the list of files of {source.label}", LISTING_BYTES)
-    return ModelInfo(**json.loads(listing))  # type: ignore[no-untyped-call]
+    try:
+        return ModelInfo(**json.loads(listing))  # type: ignore[no-untyped-call]
+    except (ValueError, TypeError) as error:
+        raise UnreachableError(
+            "its answer is no list of files: a proxy or a login page is in between"
+        ) from error
 
 
 @contextmanager

@@ -107,7 +107,8 @@ def test_start_that_the_oom_killer_ended_lacks_memory(container: tuple[Path, Pat
 
 def test_a_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A compiler repeats its command and its warnings: 12,000 characters."""
-    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=12_000_000))
+    disk = SimpleNamespace(free=12_000_000, total=10**9)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: disk)
     environ = {"VLLM_CACHE_ROOT": str(tmp_path / "vllm")}
     noise = "vec512_int.h:1232:53: warning: overflow in conversion " * 200
     cause = f"InductorError: g++ {noise} cannot write PCH file: No space left on device {noise}"
@@ -116,7 +117,10 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyP
     start = "the engine did not start: No space left on device: "
     assert error.text.startswith(start)
     assert f"{tmp_path}/vllm (VLLM_CACHE_ROOT) has 12.0 MB free" in error.text
+    assert "/dev/shm (shared memory) has 12.0 MB free" in error.text
     assert len(error.text) < 1000
+    disk.total = 64 * 1024**2  # a small one that is not full
+    assert "MB free" not in start_error_of(ValueError("x"), cause, NO_ARGUMENTS, kills, {}).text
 
 
 def test_a_long_cause_is_shortened() -> None:

@@ -1,6 +1,7 @@
 """Why a worker refuses an adapter is a kind beside its words, and the status follows the kind."""
 
 import asyncio
+import errno
 import threading
 from pathlib import Path
 from typing import Any
@@ -87,3 +88,22 @@ async def test_a_copy_that_hangs_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
                 await asyncio.wait_for(load, 5)
         finally:
             come_back.set()
+
+
+async def test_a_full_disk_of_the_server_is_no_fault_of_the_client(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """507 and the place, as for other lack of room; the adapter itself can be read."""
+
+    def fill(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(adapters, "copy_adapter", fill)
+    calls: Any = Calls("other")
+    with new_private_folder("lmi-vllm-test-") as folder:
+        load = EngineAdapters(calls, convert_pickle, 1, folder).load(
+            AdapterRef("a", "/store/a", 7, pinned=False)
+        )
+        with pytest.raises(AdapterCapacityError, match=f"no room .* at {folder.path} .TMPDIR"):
+            await load
+        assert [path.name for path in folder.path.iterdir()] == [".lock"]
