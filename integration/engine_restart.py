@@ -234,6 +234,8 @@ def test_error_rate_makes_health_fail_permanently(server_process: StartServer) -
         assert ping(url)[0] == 200
         assert call(url, "/predictions/nobody").status == 404  # counts for nothing
         assert call(url, "/invocations", {"inputs": 5}).status == 424
-    assert ping(url) == (503, {"status": "Healthy"})
+        assert call(url, "/v1/chat/completions", b"{bad").status == 400  # the same
+    reason = "there were too many errors (SERVING_ERROR_RATE_SERVER=3/PT1M)"
+    assert ping(url) == (503, {"status": "Healthy", "unhealthy": reason})
     assert call(url, "/invocations", {"inputs": "a"}).status == 200
     assert ping(url)[0] == 503

@@ -168,9 +168,16 @@ class Lifecycle:
         for on_failure in self.on_failure:
             on_failure(cause)
 
-    def mark_unhealthy(self) -> None:
-        """Make `/ping` 503 until the process ends; requests are still answered."""
+    @property
+    def shown_state(self) -> State:
+        """The state for metrics, which a marked server has not left although `/ping` is 503."""
+        is_marked = self._is_marked_unhealthy and self.state is State.HEALTHY
+        return State.UNHEALTHY if is_marked else self.state
+
+    def mark_unhealthy(self, reason: str) -> None:
+        """Make `/ping` 503 with the reason until the process ends; requests are still answered."""
         self._is_marked_unhealthy = True
+        self.ping_details["unhealthy"] = reason
 
     def announce_end(self) -> None:
         """Make readiness 503 before the drain; requests are still answered."""

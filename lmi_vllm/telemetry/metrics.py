@@ -104,7 +104,11 @@ IN_FLIGHT: Final = gauge(
 QUEUE_LIMIT: Final = gauge(
     "lmi_queue_limit", "Queue slots (job_queue_size); requests beyond them are refused."
 )
-STATE: Final = gauge("lmi_state", "1 for the state /ping shows, 0 for the others.", ("state",))
+STATE: Final = gauge(
+    "lmi_state",
+    "1 for the state /ping shows, 0 for the others; Unhealthy also after too many errors.",
+    ("state",),
+)
 ADAPTERS_REGISTERED: Final = gauge("lmi_adapters_registered", "Adapters that requests may name.")
 ADAPTERS_LOADED: Final = gauge("lmi_adapters_loaded", "Adapters whose weights the engine has.")
 STARTUP_SECONDS: Final = gauge(

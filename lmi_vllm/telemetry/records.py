@@ -69,8 +69,12 @@ class RequestSummary:
 
     @property
     def failure(self) -> Fault | int | None:
-        """What the request counts as: the fault, or the status of an answer that is no success."""
-        if self.fault is not None or self.is_disconnected:
+        """What the request counts as: the fault, or the status of an answer that is no success.
+
+        Of a client's fault it is the status: 424 counts as in LMI, and 400 on `/v1` as nothing.
+        """
+        is_refusal = self.fault is Fault.CLIENT and self.status != SUCCESS
+        if (self.fault is not None and not is_refusal) or self.is_disconnected:
             return self.fault
         return None if self.status == SUCCESS else self.status
 

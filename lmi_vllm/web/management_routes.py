@@ -54,7 +54,7 @@ def _set_gauges(service: InferenceService) -> None:
     ours.IN_FLIGHT.set(queue.in_flight)
     ours.QUEUE_LIMIT.set(queue.limit)
     for state in State:
-        ours.STATE.labels(str(state)).set(state is lifecycle.state)
+        ours.STATE.labels(str(state)).set(state is lifecycle.shown_state)
     adapters = service.registered_adapters
     ours.ADAPTERS_REGISTERED.set(len(adapters))
     ours.ADAPTERS_LOADED.set(sum(adapter.ref is not None for adapter in adapters))

@@ -128,8 +128,11 @@ async def test_health_is_liveness_once_the_model_was_ready(
 async def test_health_is_bad_when_only_a_restart_helps(serve: ServeScripted, path: str) -> None:
     """A window of errors (`error_rate_*`) lasts until the process ends: no probe calls it alive."""
     client = await serve()
-    lifecycle_of(client).mark_unhealthy()
+    lifecycle_of(client).mark_unhealthy("too many errors")
     assert (await client.get(path)).status == 503
+    metrics = await (await client.get("/metrics?name[]=lmi_state")).text()
+    assert 'lmi_state{state="Unhealthy"} 1.0' in metrics  # which an alert reads
+    assert 'lmi_state{state="Healthy"} 0.0' in metrics
 
 
 LIVENESS = {State.HEALTHY: 200, State.ASLEEP: 200, State.DRAINING: 200, State.FAILED: 503}

@@ -1,6 +1,7 @@
 """Error rates over a time window, which make `/ping` 503 although the engine is alive."""
 
 import contextlib
+import logging
 import re
 import time
 from collections import deque
@@ -17,6 +18,8 @@ from lmi_vllm.errors import Fault
 if TYPE_CHECKING:
     from lmi_vllm.inference.service import InferenceService
     from lmi_vllm.server.context import ServerEvents
+
+logger = logging.getLogger(__name__)
 
 _UNIT_SECONDS: Final[Mapping[str, int]] = MappingProxyType(
     {"plain": 1, "days": 86400, "hours": 3600, "minutes": 60, "seconds": 1}
@@ -90,9 +93,14 @@ async def counting_errors(
         ErrorKind.ANY: asked.error_rate_any,
     }
     limits = {kind: ErrorRate(*error_rate(text)) for kind, text in texts.items() if text}
+
+    def mark(kind: ErrorKind) -> None:
+        reason = f"there were too many errors (SERVING_{kind.upper()}={texts[kind]})"
+        logger.error("%s: /ping is 503 until a restart", reason)
+        service.lifecycle.mark_unhealthy(reason)
+
     if limits and events.is_first:
-        rates = ErrorRates(limits, service.lifecycle.mark_unhealthy)
-        service.lifecycle.on_failure.append(rates.note)
+        service.lifecycle.on_failure.append(ErrorRates(limits, mark).note)
     yield
 
 
@@ -125,7 +133,7 @@ class ErrorRates:
     def __init__(
         self,
         limits: Mapping[ErrorKind, ErrorRate],
-        on_reached: Callable[[], None],
+        on_reached: Callable[[ErrorKind], None],
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._limits = dict(limits)
@@ -156,4 +164,4 @@ class ErrorRates:
             is_full = len(times) == rate.count
             if is_full and times[-1] - times[0] <= rate.seconds and self.reached is None:
                 self.reached = kind
-                self._on_reached()
+                self._on_reached(kind)

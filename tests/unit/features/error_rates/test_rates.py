@@ -38,7 +38,7 @@ class Clock:
 def rates(kind: ErrorKind, count: int = 2, seconds: float = 60) -> tuple[ErrorRates, Clock]:
     """Return rates with one limit, and their clock."""
     clock = Clock()
-    return ErrorRates({kind: ErrorRate(count, seconds)}, lambda: None, clock), clock
+    return ErrorRates({kind: ErrorRate(count, seconds)}, lambda _: None, clock), clock
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,8 @@ def test_failed_ping_stays_failed() -> None:
     assert lifecycle.ping()[0] == 200
     lifecycle.note_failure(Fault.CLIENT)
     clock.now += 10_000
-    assert lifecycle.ping() == (503, {"model": {"status": "Healthy"}})
+    reason = ErrorKind.ANY.value
+    assert lifecycle.ping() == (503, {"model": {"status": "Healthy", "unhealthy": reason}})
     lifecycle.check_ready()
 
 
@@ -109,7 +110,7 @@ def test_failed_ping_stays_failed() -> None:
     ],
 )
 async def test_settings_choose_the_counted_errors(
-    environ: dict[str, str], is_first: bool, status: int
+    environ: dict[str, str], is_first: bool, status: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """By the process that answers for health."""
     settings = load_settings(environ)
@@ -119,7 +120,11 @@ async def test_settings_choose_the_counted_errors(
     async with counting_errors(service, settings, environ, events):
         service.lifecycle.set_state(State.HEALTHY)
         service.lifecycle.note_failure(500)
-        assert service.lifecycle.ping()[0] == status
+        found, body = service.lifecycle.ping()
+        assert found == status
+        told = "there were too many errors (SERVING_ERROR_RATE_SERVER=1/PT1M)"
+        assert body["model"].get("unhealthy") == (told if status == 503 else None)
+        assert (told in caplog.text) == (status == 503)
 
 
 @pytest.mark.parametrize(
