@@ -5,6 +5,7 @@ import json
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -14,7 +15,8 @@ from lmi_vllm.config.properties import PropertiesFile, read_properties
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import ConfigurationError
 from lmi_vllm.features.migrate.carried import carry, report_unread
-from lmi_vllm.features.migrate.environment_files import flags_in, read_environment
+from lmi_vllm.features.migrate.container_commands import LAUNCHER, with_values
+from lmi_vllm.features.migrate.environment_files import commands_in, flags_in, read_environment
 from lmi_vllm.features.migrate.migration import (
     Migration,
     SourceServer,
@@ -32,6 +34,9 @@ from lmi_vllm.features.migrate.migration import (
 from lmi_vllm.translate.configuration import Configuration
 
 AUTO = "auto"
+_SUFFIXES: Final = frozenset(
+    {".yaml", ".yml", ".json", ".env", ".py", ".ipynb", ".tf", ".js", ".ts", ".sh", ".txt"}
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser, _: Configuration) -> None:
@@ -57,12 +62,14 @@ def run(
     arguments: argparse.Namespace, environ: Mapping[str, str], configuration: Configuration
 ) -> int:
     """Print the new configuration and the report; return 2 where something was refused, else 0."""
-    if arguments.flags[:1] and arguments.flags[0].endswith(".properties"):
-        _take_leading_file(arguments, configuration)
+    if arguments.flags[:1] and (kind := _kind_of(arguments.flags[0])):
+        _take_leading_file(kind, arguments, configuration)
     is_given = bool(arguments.environment)
     found = read_environment(arguments.environment) if is_given else {**environ}
     variables = {name: text for name, text in found.items() if text is not None}
-    flags = [word for word in arguments.flags if word != "--"]
+    flags, unread = [word for word in arguments.flags if word != "--"], list[str]()
+    if is_given and not flags:
+        flags, unread = _flags_of_file(arguments.environment, found)
     file = _read_properties(arguments.properties) if arguments.properties else None
     server = _server_of(arguments.server, variables, file, flags)
     migration = _migrate(server, variables, file, flags, configuration)
@@ -70,8 +77,8 @@ def run(
     read = _read_names(migration, variables, settings)
     carry(migration, variables, read, settings, is_given=is_given)
     report_unread(migration, [name for name, text in found.items() if text is None])
-    if is_given and (unread := flags_in(arguments.environment)):
-        why = "arguments of a command are not read from a file: give them as migrate -- ARGUMENTS"
+    if unread:
+        why = "these arguments are not read from the file: give them as migrate -- ARGUMENTS"
         migration.steps.append(Step(StepOutcome.REFUSED, " ".join(unread), why=why))
     elif not migration.has_read:
         return _nothing_read(arguments)
@@ -83,6 +90,14 @@ def run(
     formats = {"json": _as_json, "environment": _as_environment, "text": _as_text}
     write_answer(formats[arguments.format](migration))
     return 0 if migration.is_complete else 2
+
+
+def _flags_of_file(path: str, variables: Mapping[str, str | None]) -> tuple[list[str], list[str]]:
+    """Return the arguments of the file's server, and those that cannot be read from it."""
+    commands = commands_in(path)
+    if len(commands) == 1:
+        return with_values(commands[0], variables)
+    return [], [*chain.from_iterable(commands)] or flags_in(path)
 
 
 def _write(file: Path, text: str) -> None:
@@ -127,12 +142,23 @@ def _nothing_read(arguments: argparse.Namespace) -> int:
     return 2
 
 
-def _take_leading_file(arguments: argparse.Namespace, configuration: Configuration) -> None:
-    """Parse a leading file as --properties, and what follows it as flags of `migrate`."""
+def _kind_of(word: str) -> str:
+    """Return the flag that a leading file is for; none for a model, which may be a file too."""
+    path = Path(word)
+    if path.suffix == ".properties":
+        return "--properties"
+    is_file = path.suffix in _SUFFIXES or path.name == "Dockerfile"
+    return "--environment" if is_file else ""
+
+
+def _take_leading_file(
+    kind: str, arguments: argparse.Namespace, configuration: Configuration
+) -> None:
+    """Parse a leading file as the value of that flag, and what follows it as flags of `migrate`."""
     file, *rest = arguments.flags
     parser = argparse.ArgumentParser(prog="lmi-vllm migrate")
     add_arguments(parser, configuration)
-    parser.parse_args(["--properties", file, *rest], arguments)
+    parser.parse_args([kind, file, *rest], arguments)
 
 
 def _migrate(
@@ -251,7 +277,6 @@ def _report(migration: Migration) -> list[str]:
     return lines
 
 
-LAUNCHER: Final = "text-generation-launcher"
 _SHORT: Final = {"-p": "PORT", "-e": "ENV"}
 
 

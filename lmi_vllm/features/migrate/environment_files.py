@@ -5,6 +5,7 @@ a value that the file does not hold: of a secret, or of an expression.
 """
 
 import ast
+import json
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
@@ -16,11 +17,31 @@ import yaml
 from lmi_vllm.config.other_servers.tgi_variables import TGI_VARIABLES
 from lmi_vllm.config.vllm_schema import vllm_argument_names
 from lmi_vllm.errors import ConfigurationError
+from lmi_vllm.features.migrate.container_commands import commands_of
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
 _MAPS: Final = ("Environment", "environment", "env", "Env", "EnvironmentVariables")
+_MAPS_OF_KINDS: Final = {"ConfigMap": ("data",), "Secret": ("data", "stringData")}  # Kubernetes
 _BOMS: Final = ((b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16"), (b"\xef\xbb\xbf", "utf-8-sig"))
 Variables = dict[str, str | None]
+
+
+class _Loader(yaml.BaseLoader):  # type: ignore[misc]
+    """Makes no objects, and leaves every scalar the text that was written.
+
+    The value of a scalar with a tag (`!Ref`, `!Sub` of CloudFormation) is not in the file.
+    """
+
+
+def _of_tag(loader: _Loader, _: str, node: yaml.Node) -> Any:
+    if isinstance(node, yaml.MappingNode):
+        return loader.construct_mapping(node, deep=True)
+    return (
+        loader.construct_sequence(node, deep=True) if isinstance(node, yaml.SequenceNode) else None
+    )
+
+
+_Loader.add_multi_constructor("!", _of_tag)
 # The word behind `vllm serve`, also in a list of words.
 _SERVED_MODEL: Final = re.compile(r"""\bvllm\b[^\n]*?\bserve["',\s]+([\w./][^\s"',\]]*)""")
 _FLAG: Final = re.compile(r"(?<![\w-])--[a-z][\w-]+")
@@ -43,6 +64,12 @@ def read_environment(path: str) -> Variables:
         if found := form(text):
             return found
     return {}
+
+
+def commands_in(path: str) -> list[list[str]]:
+    """Return the words with which the containers of a file start vLLM's or TGI's server."""
+    text = _read(path)
+    return commands_of(_documents(text), text)
 
 
 def flags_in(path: str) -> list[str]:
@@ -73,19 +100,21 @@ def _read(path: str) -> str:
 
 def _from_document(text: str) -> Variables:
     """Variables of JSON or YAML: SageMaker's requests, Kubernetes, Compose, `docker inspect`."""
-    try:
-        # BaseLoader makes no objects, and leaves every scalar the text that was written.
-        documents = [*yaml.load_all(text, Loader=yaml.BaseLoader)]
-    except (yaml.YAMLError, RecursionError):
-        return {}
     found: Variables = {}
-    for document in documents:
+    for document in _documents(text):
         if isinstance(document, dict) and _is_plain(document):
             found |= document
         else:
             for part in _parts(document):
                 found |= part
     return found
+
+
+def _documents(text: str) -> list[Any]:
+    try:
+        return [*yaml.load_all(text, Loader=_Loader)]
+    except (yaml.YAMLError, RecursionError):
+        return []
 
 
 def _is_plain(document: Mapping[Any, Any]) -> bool:
@@ -105,9 +134,14 @@ def _parts(document: Any) -> Iterator[Variables]:
         for item in document:
             yield from _parts(item)
     elif isinstance(document, dict):
+        maps = _MAPS_OF_KINDS.get(str(document.get("kind")), _MAPS)
         for key, value in document.items():
-            if key in _MAPS and isinstance(value, dict):
-                yield {str(name): _as_text(text) for name, text in value.items()}
+            if key in maps and isinstance(value, dict):
+                # A secret's value is in base64, and not to be shown.
+                is_secret = document.get("kind") == "Secret"
+                yield {
+                    str(name): None if is_secret else _as_text(text) for name, text in value.items()
+                }
             else:
                 yield from _parts(value)
 
@@ -167,28 +201,59 @@ def _from_dockerfile(text: str) -> Variables:
     return found
 
 
+def _from_notebook(text: str) -> Variables:
+    """Variables of the Python in a notebook; lines for the shell and of magic are left out."""
+    try:
+        cells = json.loads(text)["cells"]
+        sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    except (ValueError, TypeError, KeyError):
+        return {}
+    found: Variables = {}
+    for source in sources:
+        lines = (line for line in source.split("\n") if line.lstrip()[:1] not in ("%", "!"))
+        found |= _from_python("\n".join(lines))
+    return found
+
+
 def _from_python(text: str) -> Variables:
-    """Variables of the dicts in a piece of Python; the value of an expression is not known."""
+    """Variables of a piece of Python; the value of an expression is not known."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError):
         return {}
     found: Variables = {}
     for node in ast.walk(tree):
-        if not isinstance(node, ast.Dict):
-            continue
-        for key, value in zip(node.keys, node.values, strict=True):
-            name = key.value if isinstance(key, ast.Constant) else None
-            constant = _constant(value)
-            if isinstance(name, str) and re.fullmatch(r"[A-Z][A-Za-z0-9_]*", name):
-                found[name] = constant
+        for name, value in _assignments(node):
+            if isinstance(name, str) and re.fullmatch(r"[A-Z][A-Z0-9_]*", name):
+                found[name] = _constant(value)
     return found
+
+
+def _assignments(node: ast.AST) -> Iterator[tuple[Any, ast.expr]]:
+    """Yield names and values of a dict, of `dict(NAME=…)`, and of `env["NAME"] = …`."""
+    if isinstance(node, ast.Dict):
+        for key, value in zip(node.keys, node.values, strict=True):
+            yield (key.value if isinstance(key, ast.Constant) else None), value
+    elif isinstance(node, ast.Call):
+        for keyword in node.keywords:
+            yield keyword.arg, keyword.value
+    elif isinstance(node, ast.Assign):
+        for target in node.targets:
+            if isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant):
+                yield target.slice.value, node.value
 
 
 def _constant(node: ast.expr) -> str | None:
     """The text of a constant, also in `str(…)` or `json.dumps(…)`; None for what is computed."""
-    if isinstance(node, ast.Call) and len(node.args) == 1 and not node.keywords:
-        node = node.args[0]
+    is_call = isinstance(node, ast.Call) and len(node.args) == 1 and not node.keywords
+    if is_call and ast.unparse(node.func) == "json.dumps":  # type: ignore[attr-defined]
+        node = node.args[0]  # type: ignore[attr-defined]
+        try:
+            return json.dumps(ast.literal_eval(node))
+        except (ValueError, TypeError):
+            return None
+    if is_call:
+        node = node.args[0]  # type: ignore[attr-defined]
     if not isinstance(node, ast.Constant) or node.value is None:
         return None
     return str(node.value).lower() if isinstance(node.value, bool) else str(node.value)
@@ -237,6 +302,7 @@ def _unquoted(value: str) -> str:
 
 _FORMS: Final[tuple[Callable[[str], Variables], ...]] = (
     _from_plain_lines,
+    _from_notebook,
     _from_document,
     _from_command,
     _from_dockerfile,

@@ -42,6 +42,13 @@ FORMS = {
     "dockerfile": "FROM x\nENV HF_MODEL_ID=a/b OPTION_DTYPE=bf16\nENV OPTION_X '{\"k\": 1}'\n",
     "python": "model = Model(image, env={'HF_MODEL_ID': 'a/b', 'OPTION_DTYPE': str('bf16'),\n"
     "  'OPTION_X': '{\"k\": 1}'})\n",
+    "assignments": "env['HF_MODEL_ID'] = 'a/b'\nenv.update(OPTION_DTYPE='bf16')\n"
+    "env['OPTION_X'] = json.dumps({'k': 1})\n",
+    "notebook": json.dumps({"cells": [
+        {"cell_type": "markdown", "source": ["env = {'NOT': 'this'}"]},
+        {"cell_type": "code", "source": ["%pip install x\n", f"env = {GIVEN!r}\n"]}]}),
+    "configmap": "kind: ConfigMap\nmetadata: {name: A}\ndata:\n" + "".join(
+        f"  {key}: '{text}'\n" for key, text in GIVEN.items()),
     "terraform": 'resource "aws_sagemaker_model" "m" {\n  primary_container {\n    image = "i"\n'
     '    environment = {\n      HF_MODEL_ID = "a/b"\n      OPTION_DTYPE = "bf16"\n'
     '      "OPTION_X" = "{\\"k\\": 1}"\n    }\n  }\n}\n',
@@ -69,6 +76,12 @@ def test_values_that_a_file_does_not_hold_are_named(tmp_path: Path) -> None:
         'environment = {\n  A = "x" # why\n  B = var.b\n}\n',
         "environment: {\n  A: 'x', // why\n  B: process.env.B,\n}\n;",
         'environment = {\n  A = "x"\n  B = "${var.b}"\n}\n',
+        "Environment:\n  A: x\n  B: !Ref Model\n",
+        "Environment:\n  A: x\n  B: !Sub 'a/${Model}'\n",
+        "env = {}\nenv['A'] = 'x'\nenv['B'] = json.dumps({'n': count})\n",
+        "env = dict(A='x', B=name)\n",
+        "kind: ConfigMap\ndata: {A: x}\n---\nkind: Secret\ndata: {B: czNjcmV0}\n",
+        "kind: ConfigMap\ndata: {A: x}\n---\nkind: Secret\nstringData: {B: s3cret}\n",
     ):
         file.write_text(text, "utf-8")
         assert read_environment(str(file)) == {"A": "x", "B": None}
@@ -166,29 +179,58 @@ def test_flags_of_tgis_launcher_are_read(
     assert (code, document["refused"][0]["source"]) == (2, "--bogus")
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "docker run -e HF_TOKEN=hf_x vllm/vllm-openai --model acme/x --max-model-len 64\n",
-        "docker run text-generation-inference:3 --model-id acme/x --num-shard 2\n",
-        'services:\n  s:\n    environment: {A: b}\n    command: ["--model", "acme/x"]\n',
-        "FROM x\nENV HF_TOKEN=hf_x\nCMD vllm serve acme/x --max-model-len 64\n",
-        'env: [{name: A, value: b}]\ncommand: ["vllm", "serve", "acme/x"]\n',
-    ],
-)
-def test_arguments_of_a_command_are_named(
+VLLM_S = {"option.model_id": "acme/x", "option.max_model_len": "64"}
+TGI_S = {"option.model_id": "acme/x", "option.tensor_parallel_degree": "2"}
+SCRIPT = "set -e; exec vllm serve acme/x --max-model-len $(LENGTH) && echo over"
+COMMANDS = {
+    "docker run --rm -it --gpus all -e HF_TOKEN=hf_x -p 80:80 --shm-size=1g vllm/vllm-openai \\\n"
+    "  --model acme/x --max-model-len 64\n": VLLM_S,
+    "docker run text-generation-inference:3 --model-id acme/x --num-shard 2\n": TGI_S,
+    "services:\n  s:\n    environment: {A: b}\n    command: --model acme/x --max-model-len 64\n":
+        VLLM_S,
+    "FROM x\nENV HF_TOKEN=hf_x\nCMD vllm serve acme/x --max-model-len 64\n": VLLM_S,
+    'FROM x\nENTRYPOINT ["vllm", "serve"]\nCMD ["acme/x", "--max-model-len", "64"]\n': VLLM_S,
+    "env: [{name: A, value: b}]\ncommand: [vllm, serve]\nargs: [acme/x, --max-model-len=64]\n":
+        VLLM_S,
+    f'env: [{{name: LENGTH, value: "64"}}]\ncommand: [/bin/sh, -c]\nargs: ["{SCRIPT}"]\n': VLLM_S,
+    "containers:\n- command: [python3, -m, vllm.entrypoints.openai.api_server]\n"
+    "  args: [--model, acme/x, --max-model-len, '64']\n- command: [sidecar, --port, '1']\n": VLLM_S,
+    "args: [/models/x, --max-model-len, '64']\n":
+        {"option.model_id": "/models/x", "option.max_model_len": "64"},
+    "command: [text-generation-launcher]\nargs: [--model-id, acme/x, --num-shard, '2']\n": TGI_S,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", COMMANDS)
+def test_arguments_of_a_command_are_read(
     text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """They are not variables; a result without them would be another server."""
+    """A result without them would be another server; other containers' mean nothing."""
+    file = tmp_path / "file.yaml"
+    file.write_text(text)
+    code, document = run(capsys, str(file))
+    assert (code, document["refused"]) == (0, [])
+    assert COMMANDS[text].items() <= document["properties"].items()
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("- args: [--model, a/b, --bogus, x]\n- args: [--model, c/d]\n", "--model a/b --bogus x"),
+        ("env: [{name: A, valueFrom: {}}]\nargs: [--model, $(A)]\n", "$(A)"),
+        ("{{ if .Values.x }}\nargs: [--model, acme/x, --max-model-len, 8]\n", "--max-model-len"),
+        ("args: [--model, a/b, --swap-space, '4']\n", "--swap-space"),
+    ],
+)
+def test_arguments_that_cannot_be_read_are_named(
+    text: str, named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of several servers, of values that the file does not hold, of templates, of no release."""
     file = tmp_path / "file"
     file.write_text(text)
-    parser = argparse.ArgumentParser()
-    migrate.add_arguments(parser, CONFIGURATION)
-    arguments = parser.parse_args(["--environment", str(file)])
-    assert migrate.run(arguments, {}, CONFIGURATION) == 2
-    shown = capsys.readouterr().out
-    assert "--model" in shown or "acme/x" in shown
-    assert "arguments of a command are not read" in shown
+    code, document = run(capsys, "--environment", str(file))
+    assert code == 2
+    assert any(named in step["source"] for step in document["refused"]), document["refused"]
 
 
 def test_variables_of_other_servers_are_kept_and_named(
