@@ -67,6 +67,8 @@ def main(arguments: list[str] | None = None) -> None:
     """Run one verb and exit with its code."""
     open_closed_streams()
     os.umask(os.umask(0o022) | _NOT_FOR_ALL)  # of everything that is fetched, unpacked and kept
+    # Deployments set it for vLLM's own server: prometheus_client would count in what others left.
+    os.environ.pop("PROMETHEUS_MULTIPROC_DIR", None)
     words = sys.argv[1:] if arguments is None else arguments
     if words and words[0] in REFUSED_VERBS:
         fail(f"{words[0]}: {REFUSED_VERBS[words[0]]}")

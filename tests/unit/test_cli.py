@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -88,3 +89,15 @@ def test_a_server_that_is_still_imported_ends_with_a_line(name: str) -> None:
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)  # noqa: PLW1510
     assert (ended.returncode, ended.stderr) == (0, f"lmi-vllm: ended by {name}\n")
+
+
+@pytest.mark.parametrize("folder", ["/nonexistent", "here"])
+def test_the_metrics_folder_of_a_deployment_is_not_used(tmp_path: Path, folder: str) -> None:
+    """Charts set it for vLLM's server: one that is missing ended each verb with a traceback."""
+    place = str(tmp_path) if folder == "here" else folder
+    environ = {"PATH": os.environ["PATH"], "PROMETHEUS_MULTIPROC_DIR": place, "HF_MODEL_ID": "a/b"}
+    command = [sys.executable, "-m", "lmi_vllm", "explain"]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert "Traceback" not in done.stderr, done.stderr
+    assert "HF_MODEL_ID" in done.stdout
+    assert [*tmp_path.iterdir()] == []
