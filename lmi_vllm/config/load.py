@@ -106,7 +106,16 @@ class _Load:
         self.report.add(self.server_report)
         self.report.add(self.passed)
         self._report_others(is_strict=server.lmi_strict)
-        names = self._unknown_names(config, server)
+        names = UnknownNames(
+            table=self.table,
+            environ=self.environ,
+            model=self.model.layers,
+            server=self.server.layers,
+            config=config,
+            used=self.model.used,
+            report=self.report,
+            is_strict=server.lmi_strict,
+        )
         unread = (*self.model.extra, *names.collect())
         self._check(model, server, others)
         return Settings(
@@ -189,21 +198,6 @@ class _Load:
                 if is_variable and raw.key not in self.table.variables:
                     shown = mask_text(raw.key, raw.text)
                     self.report.warn(f"{raw.origin} has no effect: set {raw.key}={shown}")
-
-    def _unknown_names(
-        self, config: PropertiesFile | None, settings: ServerSettings
-    ) -> UnknownNames:
-        """The finder of names that have no meaning."""
-        return UnknownNames(
-            table=self.table,
-            environ=self.environ,
-            model=self.model.layers,
-            server=self.server.layers,
-            config=config,
-            used=self.model.used,
-            report=self.report,
-            is_strict=settings.lmi_strict,
-        )
 
     def _check(
         self, model: ModelSettings, server: ServerSettings, others: tuple[FeatureSettings, ...]

@@ -24,6 +24,7 @@ from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.inference.queue import Holdings, RequestQueue
 from lmi_vllm.inference.request.lmi import NAMES_OF_ADAPTERS
 from lmi_vllm.inference.request.parameters import UnreadNames
+from lmi_vllm.inference.request.tgi import TGI_NAMES
 from lmi_vllm.inference.response.formatters import choose_framing
 from lmi_vllm.inference.response.streams import (
     ReplyStream,
@@ -38,7 +39,6 @@ from lmi_vllm.telemetry.records import current_record
 
 ADAPTER_HEADER: Final = "x-amzn-sagemaker-adapter-identifier"
 ADAPTER_ALIAS_HEADER: Final = "x-amzn-sagemaker-adapter-alias"
-ANY_MODEL: Final = ("tgi", "dummy")  # that clients of TGI send as `model`
 _LENGTHS_DIFFER: Final = "Number of adapters is not equal to the number of inputs"
 _ONE_ADAPTER: Final = (
     "adapters: a list of several adapters goes with a list in `inputs`; a request with `prompt`, "
@@ -212,7 +212,7 @@ class RequestContext:
         profile, model = self.runtime.profile, payload.get("model")
         if not profile.enable_lora or model is None or any(self.adapters):
             return
-        known = (*profile.served_names, "", *(ANY_MODEL if profile.tgi_compat else ()))
+        known = (*profile.served_names, "", *(TGI_NAMES if profile.tgi_compat else ()))
         if model in known or chosen_adapters(self.call, _with_named(payload, profile)):
             return
         if not isinstance(model, str):

@@ -96,14 +96,25 @@ class CloudStore:
 
     def read(self, name: str) -> bytes | None:
         """Return the content of a small object; None where there is none."""
-        return self._read(name, "")[0]
+        return self.read_newer(name, "")[0]
 
     def read_newer(self, name: str, etag: str) -> tuple[bytes | None, str]:
         """Return content and version; the content is None while unchanged, the other "" if missing.
 
         The version is an ETag in Azure and a generation in Google's store.
         """
-        return self._read(name, etag)
+        key = self._key(name)
+        with self._bucket.requests(self.url) as store:
+            from obstore import get  # noqa: PLC0415
+
+            try:
+                answer = get(store, key)
+                if (version := _version(answer.meta)) == etag:
+                    return None, etag
+                check_small(key, self._bucket.place, answer.meta["size"])
+                return answer.bytes().to_bytes(), version
+            except FileNotFoundError:
+                return None, ""
 
     def write(self, name: str, content: bytes, etag: str | None = None) -> str:
         """Write a small object if the present one has this version; return the new one.
@@ -173,20 +184,6 @@ class CloudStore:
             except FileNotFoundError:
                 return None
             return found
-
-    def _read(self, name: str, known: str) -> tuple[bytes | None, str]:
-        key = self._key(name)
-        with self._bucket.requests(self.url) as store:
-            from obstore import get  # noqa: PLC0415
-
-            try:
-                answer = get(store, key)
-                if (version := _version(answer.meta)) == known:
-                    return None, known
-                check_small(key, self._bucket.place, answer.meta["size"])
-                return answer.bytes().to_bytes(), version
-            except FileNotFoundError:
-                return None, ""
 
     def _stored(self, entry: Mapping[str, Any]) -> StoredObject:
         etag, modified = str(entry["e_tag"] or ""), entry["last_modified"].timestamp()

@@ -98,13 +98,7 @@ class S3Store:
 
     def read(self, name: str) -> bytes | None:
         """Return the content of a small object; None where there is none."""
-        key = f"{self._prefix}{name}"
-        with self._bucket.requests(self.url) as client:
-            try:
-                response = client.get_object(Key=key, **self._bucket.arguments)
-            except client.exceptions.NoSuchKey:
-                return None
-            return self._content(response, key)
+        return self.read_newer(name, "")[0]
 
     def read_newer(self, name: str, etag: str) -> tuple[bytes | None, str]:
         """Return content and ETag; the content is None while unchanged, the ETag "" if missing."""

@@ -5,7 +5,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
-from lmi_vllm.engine.base import DirectChunks
+from lmi_vllm.engine.base import DirectChunks, DirectEvents
 from lmi_vllm.engine.vllm.chunks import ChunkMaker, finite
 from lmi_vllm.messages import GenerationChunk
 
@@ -18,20 +18,11 @@ class SampledLogprob(NamedTuple):
     decoded_token: str | None = None
 
 
-class Gate(Protocol):
-    """Whether a stream may be written to now."""
-
-    @property
-    def is_open(self) -> bool:
-        """Whether tokens may come now."""
-        ...
-
-
 class TokenReader(Protocol):
     """Reads a stream's tokens where they arrive."""
 
     @property
-    def gate(self) -> "Gate":
+    def gate(self) -> DirectChunks | DirectEvents:
         """What knows whether tokens may come."""
         ...
 
