@@ -146,7 +146,7 @@ class Lifecycle:
         self._was_ready = False
         self._hides_failure = False
         self._is_registered = False
-        self._subscribers: list[Callable[[State], None]] = []
+        self.on_state: list[Callable[[State], None]] = []  # called with each state
 
     @property
     def is_serving(self) -> bool:
@@ -184,10 +184,6 @@ class Lifecycle:
         self._is_leaving = True
         self.ping_details["shutting_down"] = True
 
-    def subscribe(self, on_state: Callable[[State], None]) -> None:
-        """Call `on_state` with each state from now on."""
-        self._subscribers.append(on_state)
-
     def expect_model(self, name: str, *, hides_failure: bool = False) -> None:
         """Set the name of the model that is being started.
 
@@ -218,7 +214,7 @@ class Lifecycle:
                 self.start.end()
             self.state = state
             self._was_ready = self._was_ready or state is State.HEALTHY
-            for on_state in self._subscribers:
+            for on_state in self.on_state:
                 on_state(state)
 
     def set_asleep(self, *, is_asleep: bool) -> None:

@@ -49,7 +49,7 @@ class RequestQueue:
         self.limit = limit
         self._slots = slots or QueueSlots()
         self._clock = clock or Clock()
-        self._on_end: list[Callable[[], None]] = []
+        self.on_end: list[Callable[[], None]] = []  # called by `cancel_all`
         self._in_flight = 0  # of this process
         self._tasks: Counter[asyncio.Task[Any]] = Counter()  # a connection's may hold several
         self._is_ending = False
@@ -121,16 +121,12 @@ class RequestQueue:
         if not self._tasks[task]:
             del self._tasks[task]
 
-    def subscribe_end(self, on_end: Callable[[], None]) -> None:
-        """Call `on_end` when `cancel_all` is called."""
-        self._on_end.append(on_end)
-
     def cancel_all(self) -> None:
         """Cancel every request in flight; each is answered with `shutdown_error`."""
         self._is_ending = True
         for task in tuple(self._tasks):
             task.cancel()
-        for on_end in self._on_end:
+        for on_end in self.on_end:
             on_end()
 
     def shutdown_error(self) -> NotReadyError | None:

@@ -66,8 +66,8 @@ class FrontEndGroup(ProcessGroup):
         self._join_message: JoinEngine | None = None
         service.telemetry.series = series_of_all
         service.queue.share(self._clients.counters.row(0))
-        service.queue.subscribe_end(lambda: self._broadcast(CancelRequests()))
-        service.lifecycle.subscribe(lambda _: self._broadcast(self._first.state()))
+        service.queue.on_end.append(lambda: self._broadcast(CancelRequests()))
+        service.lifecycle.on_state.append(lambda _: self._broadcast(self._first.state()))
         service.telemetry.on_level.append(lambda level: self._broadcast(LogLevel(level)))
 
     def opened(self, address: ListenAddress) -> None:

@@ -103,7 +103,7 @@ def _with_slot(rank: Sequence[ResidentAdapter]) -> int:
 async def _keep_reading(service: InferenceService) -> None:
     """Have the loaded engine ask its workers, as often as something may have changed."""
     changed = asyncio.Event()  # the server is ready, or its engine back
-    service.lifecycle.subscribe(lambda _: changed.set())
+    service.lifecycle.on_state.append(lambda _: changed.set())
     while True:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(changed.wait(), READ_SECONDS)

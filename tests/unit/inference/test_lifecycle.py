@@ -152,7 +152,7 @@ def test_lifecycle_hides_a_failure_where_asked() -> None:
 def test_lifecycle_notifies_its_subscribers() -> None:
     """Each change of the state, and none that is refused."""
     made, seen = lifecycle(State.HEALTHY), []
-    made.subscribe(seen.append)
+    made.on_state.append(seen.append)
     for state in (State.UNHEALTHY, State.DRAINING, State.HEALTHY):
         made.set_state(state)
     assert seen == [State.UNHEALTHY, State.DRAINING]
