@@ -1,16 +1,23 @@
 """Every token that ends a model's answers is an end token, whatever file names it."""
 
+import json
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
 from lmi_vllm.engine.base import Engine
+from lmi_vllm.engine.vllm.configuration import engine_config
 from lmi_vllm.engine.vllm.jobs import JobRunner, end_tokens
+from lmi_vllm.errors import EngineStartError
 from lmi_vllm.inference.response.formatters import finish_reason
 from lmi_vllm.messages import GenerationChunk, GenerationJob
 from tests.contract.conftest import LoopThread, collect
 from tests.contract.test_direct_tokens import Reader
+from tests.contract.vllm_configuration import engine_arguments
+from tests.support.vllm_namespace import namespace_of
 
 pytestmark = pytest.mark.vllm
 PROMPT: Final = "Once upon a time"
@@ -87,3 +94,32 @@ def test_the_tokenizer_s_own_end_is_one_as_before(run: LoopThread, vllm_engine: 
     )
     (chunk,) = run(collect(vllm_engine, shown))
     assert chunk.tokens[-1].text == "</s>" == chunk.text[-4:]
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"eos_token_id": "</s>"}, "eos_token_id is '</s>', and an id or a list of ids is needed"),
+        ({"eos_token_id": [2, "</s>"]}, "eos_token_id is [2, '</s>']"),
+        ({"eos_token_id": 2.0}, "eos_token_id is 2.0"),
+        ({"temperature": "0.5"}, "temperature is '0.5', and a number is needed"),
+        ({"top_k": 50.0}, "top_k is 50.0, and a whole number is needed"),
+    ],
+)
+def test_defaults_that_no_request_could_carry_end_the_start(
+    tmp_path: Path, fields: dict[str, object], said: str
+) -> None:
+    """With a text as the end token vLLM's engine took no request, and the start had no end."""
+    arguments = engine_arguments("", tmp_path)
+    (tmp_path / "generation_config.json").write_text(json.dumps(fields), encoding="utf-8")
+    with pytest.raises(EngineStartError, match=re.escape(said)):
+        engine_config(namespace_of(arguments.values), 1, 0, is_cpu=True)
+
+
+@pytest.mark.parametrize("ends", [None, 2, [2, 0], 0])
+def test_end_tokens_that_requests_carry_are_taken(tmp_path: Path, ends: object) -> None:
+    """One id, several or none."""
+    arguments = engine_arguments("", tmp_path)
+    fields = {"eos_token_id": ends, "temperature": 0.5, "top_k": 20}
+    (tmp_path / "generation_config.json").write_text(json.dumps(fields), encoding="utf-8")
+    assert engine_config(namespace_of(arguments.values), 1, 0, is_cpu=True)

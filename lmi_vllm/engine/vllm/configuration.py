@@ -47,6 +47,11 @@ CPU_KV_CACHE_BYTES: Final = 4 << 30
 CPU_KV_CACHE_FRACTION: Final = 4  # at most a quarter of the free memory
 _RAY_ARGUMENTS: Final = ("distributed_executor_backend", "data_parallel_backend")
 _OTHERWISE: Final = "Without Ray: mp on one machine, DJL_CLUSTER_SIZE for several"
+_WHOLE: Final = ("top_k", "max_new_tokens")
+_DEFAULTS: Final = (  # of requests, in generation_config.json (vLLM 0.32: config/model.py)
+    *_WHOLE, "repetition_penalty", "presence_penalty", "frequency_penalty", "temperature", "top_p",
+    "min_p",
+)  # fmt: skip
 _LAX: Final = ConfigDict(arbitrary_types_allowed=True)  # torch.dtype is one
 
 
@@ -118,6 +123,8 @@ def engine_config(
     if is_cpu:
         _check_cpu_head_size(config.model_config)
         _check_cpu_adapters(config)
+    if config.model_config.runner_type == "generate":
+        _check_generation(config.model_config)
     inspect_adapters(config)
     end_not_finite(config)
     return config
@@ -157,6 +164,31 @@ def _cpu_adjustments(arguments: EngineArguments) -> dict[str, object]:
 
 def _unless_set(values: Mapping[str, object], name: str, value: object) -> dict[str, object]:
     return {} if values.get(name) is not None else {name: value}
+
+
+def _check_generation(model_config: Any) -> None:
+    """Refuse defaults of requests that no request could carry.
+
+    A text as the end token ends the engine's thread that takes requests: none is answered.
+    """
+    stated = model_config.try_get_generation_config()
+    ends = stated.get("eos_token_id")
+    given = {**stated, **model_config.override_generation_config}
+    wrong = {name: given.get(name) for name in _DEFAULTS if not _is_number(given.get(name))}
+    wrong |= {one: given[one] for one in _WHOLE if isinstance(given.get(one), float)}
+    if not all(type(one) is int for one in (ends if isinstance(ends, list) else (ends or 0,))):
+        wrong["eos_token_id"] = ends
+    for name, value in wrong.items():
+        wanted = "a whole number" if name in _WHOLE else "a number"
+        wanted = "an id or a list of ids" if name == "eos_token_id" else wanted
+        raise EngineStartError(
+            f"generation_config.json (or config.json, or option.override_generation_config): "
+            f"{name} is {value!r}, and {wanted} is needed"
+        )
+
+
+def _is_number(value: object) -> bool:
+    return value is None or type(value) in (int, float)
 
 
 def _check_cpu_head_size(model_config: Any) -> None:
