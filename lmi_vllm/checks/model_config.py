@@ -21,6 +21,7 @@ from lmi_vllm.sources.table import Sources
 
 logger = logging.getLogger(__name__)
 
+_INDEX: Final = "model.safetensors.index.json"
 _WEIGHT_PATTERNS: Final = ("*.safetensors", "*.bin", "*.pt")
 # For all reads of one model: an unreachable hub must not delay `explain` or a start.
 READ_SECONDS: Final = 8.0
@@ -81,9 +82,12 @@ def read_directory(directory: Path) -> ModelFiles:
     files = _from_texts(
         lambda name: (directory / name).read_text("utf-8") if (directory / name).is_file() else None
     )
+    named = _indexed_files(directory)
     for pattern in _WEIGHT_PATTERNS:
         found = list(directory.glob(pattern))
-        plain = [path for path in found if not path.name.startswith("consolidated")]
+        plain = [path for path in found if path.name in named] or [
+            path for path in found if not path.name.startswith("consolidated")
+        ]
         size = sum(path.stat().st_size for path in plain or found)  # Mistral's layout has them, too
         if size:
             return ModelFiles(files.config, size, files.problem)
@@ -99,23 +103,33 @@ def _from_texts(read: Callable[[str], str | None], *, with_size: bool = True) ->
         config = json.loads(text)
         if not isinstance(config, dict):
             return ModelFiles(problem="config.json is no JSON object")
-        index = read("model.safetensors.index.json") if with_size else None
-        return ModelFiles(config, _indexed_size(index))
     except (DownloadError, OSError, ValueError) as error:
         return ModelFiles(problem=f"config.json cannot be read: {mask_urls(str(error))}")
+    return ModelFiles(config, _indexed_size(read) if with_size else None)
 
 
-def _indexed_size(index: str | None) -> int | None:
-    """The size that a safetensors index states."""
-    metadata = json.loads(index).get("metadata", {}) if index else {}
-    size = metadata.get("total_size")
+def _indexed_size(read: Callable[[str], str | None]) -> int | None:
+    """The size that a safetensors index states; None without one, or where it cannot be read."""
+    try:
+        size = json.loads(read(_INDEX) or "{}")["metadata"]["total_size"]
+    except (DownloadError, OSError, ValueError, KeyError, TypeError) as error:
+        logger.debug("no size of the weights in %s: %s", _INDEX, mask_urls(str(error)))
+        return None
     return int(size) if isinstance(size, int | float) else None
+
+
+def _indexed_files(directory: Path) -> frozenset[str]:
+    """The files that the index of a local model names: vLLM reads no other; empty without one."""
+    try:
+        return frozenset(json.loads((directory / _INDEX).read_bytes())["weight_map"].values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return frozenset()
 
 
 def tensor_names(directory: Path) -> frozenset[str]:
     """The names of the weights in a local model's safetensors; empty where they are not known."""
     try:
-        index = directory / "model.safetensors.index.json"
+        index = directory / _INDEX
         if index.is_file():
             return frozenset(json.loads(index.read_text("utf-8"))["weight_map"])
         files = list(directory.glob("*.safetensors"))

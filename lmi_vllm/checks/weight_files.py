@@ -6,9 +6,12 @@ The engine's own errors name no file, and some of them speak of memory.
 import json
 import re
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
+
+from lmi_vllm.checks.safetensors_header import DamagedFileError, read_tensors
 
 _POINTER: Final = b"version https://git-lfs.github.com/spec"
 _LENGTH_BYTES: Final = 8
@@ -18,6 +21,14 @@ _ZIP: Final = b"PK"
 _PICKLED: Final = ("pytorch_model*.bin", "model*.bin")  # other files may end so, too
 _ENDS: Final = re.compile(rb'"data_offsets"\s*:\s*\[\s*\d+\s*,\s*(\d+)\s*\]')
 _INDEX: Final = "model.safetensors.index.json"
+# vLLM makes one layer of several weights, and does not notice where one is not in the files.
+_OF_LAYER: Final = re.compile(r".*\.\d+\..*\.\w*weight\w*")
+_PART: Final = re.compile(r"(.*\.)(k_proj|v_proj|gate_proj)(\.\w*weight\w*)")
+# What is there beside a part. Some layers have queries or an up projection alone, and in Gemma 4
+# keys are the values as well.
+_BESIDE: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {"v_proj": ("k_proj", "q_proj"), "k_proj": ("q_proj",), "gate_proj": ("up_proj",)}
+)
 
 
 def weight_problems(folder: Path) -> Iterator[str]:
@@ -33,7 +44,8 @@ def weight_problems(folder: Path) -> Iterator[str]:
             problem = f"cannot be read: {error.strerror or error}"
         if problem:
             yield f"{path} {problem}"
-    yield from _missing_shards(folder)
+    if found:
+        yield from _index_problems(folder, found)
 
 
 def _problem(path: Path) -> str:
@@ -70,15 +82,37 @@ def _safetensors_problem(path: Path, size: int) -> str:
     return ""
 
 
-def _missing_shards(folder: Path) -> Iterator[str]:
-    """Yield the first file that the index names and that is not there, if others are."""
+def _index_problems(folder: Path, found: list[Path]) -> Iterator[str]:
+    """Yield an index that vLLM cannot read, a shard that is not there, or tensors that are not."""
+    weight_map: dict[str, str] = {}
+    if (index := folder / _INDEX).is_file():
+        try:
+            weight_map = dict(json.loads(index.read_bytes())["weight_map"].items())
+            names = set(map(str, weight_map.values()))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            yield f"{index} is no index with a weight_map ({error!r:.100}): fetch it again"
+            return
+        missing = sorted(name for name in names if not (folder / name).exists())
+        if missing and len(missing) < len(names):
+            more = f" and {len(missing) - 1} more" if missing[1:] else ""
+            lost = folder / missing[0]
+            yield f"{lost}{more}, named by {_INDEX}, is not there: fetch the model again"
+        if missing:
+            return
+        found = sorted(folder / name for name in names)
+    yield from _missing_parts(folder, found, weight_map)
+
+
+def _missing_parts(folder: Path, files: list[Path], named: Iterable[str]) -> Iterator[str]:
+    """Yield the first part of a layer that vLLM would fill with whatever is in memory."""
     try:
-        names = set(json.loads((folder / _INDEX).read_bytes())["weight_map"].values())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return
-    missing = sorted(
-        name for name in names if isinstance(name, str) and not (folder / name).exists()
-    )
-    if missing and len(missing) < len(names):
-        more = f" and {len(missing) - 1} more" if missing[1:] else ""
-        yield f"{folder / missing[0]}{more}, named by {_INDEX}, is not there: fetch the model again"
+        here = {name for file in files for name in read_tensors(file)}
+    except (DamagedFileError, OSError):
+        return  # said above, or left to the engine
+    wanted = set(filter(_OF_LAYER.fullmatch, named))
+    for match in filter(None, map(_PART.fullmatch, here)):
+        before, part, after = match.groups()
+        wanted.update(f"{before}{other}{after}" for other in _BESIDE[part])
+    if lost := sorted(wanted - here):
+        more = f" and {len(lost) - 1} more" if lost[1:] else ""
+        yield f"{folder} lacks {lost[0]}{more}, a part of a layer: fetch the model again"

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from lmi_vllm.checks.model_config import read_directory
 from lmi_vllm.checks.weight_files import weight_problems
 from lmi_vllm.demo import DEMO_MODEL_DIR
 
+arrays = pytest.importorskip("safetensors.numpy")
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
 
 
@@ -68,3 +70,43 @@ def test_missing_shard_is_named(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
     (problem,) = weight_problems(folder)
     assert problem.startswith(str(folder / "model-2.safetensors"))
+
+
+INDEX = "model.safetensors.index.json"
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"weight_map": ["a"]}', '{"weight_map": null}'])
+def test_index_that_is_none_is_named(folder: Path, text: str) -> None:
+    """An engine reads it beside a single file, too. It was said that config.json cannot be read."""
+    (folder / INDEX).write_text(text, encoding="utf-8")
+    (problem,) = weight_problems(folder)
+    assert problem.startswith(f"{folder / INDEX} is no index with a weight_map")
+    assert read_directory(folder).problem == ""
+
+
+LAYER = "model.layers.0."
+
+
+@pytest.mark.parametrize("lost", ["self_attn.q_proj", "self_attn.k_proj", "mlp.up_proj"])
+def test_lost_part_of_a_layer_is_named(folder: Path, lost: str) -> None:
+    """An engine makes one layer of several parts, and serves what was in memory for a lost one."""
+    tensors = arrays.load_file(folder / "model.safetensors")
+    kept = {name: one for name, one in tensors.items() if name != f"{LAYER}{lost}.weight"}
+    assert len(kept) == len(tensors) - 1
+    arrays.save_file(kept, folder / "model.safetensors")
+    (problem,) = weight_problems(folder)
+    assert problem.startswith(f"{folder} lacks {LAYER}{lost}.weight, a part of a layer")
+
+
+@pytest.mark.parametrize("lost", ["self_attn.v_proj", "mlp.gate_proj"])
+def test_weight_that_only_the_index_has_is_named(folder: Path, lost: str) -> None:
+    """Without an index it could be a layer of another kind. A tied output is in no file."""
+    tensors = arrays.load_file(folder / "model.safetensors")
+    names = [*tensors, "lm_head.weight"]
+    del tensors[f"{LAYER}{lost}.weight"]
+    arrays.save_file(tensors, folder / "model.safetensors")
+    assert [*weight_problems(folder)] == []
+    index = {"weight_map": dict.fromkeys(names, "model.safetensors")}
+    (folder / INDEX).write_text(json.dumps(index), encoding="utf-8")
+    (problem,) = weight_problems(folder)
+    assert problem.startswith(f"{folder} lacks {LAYER}{lost}.weight, a part of a layer")
