@@ -53,6 +53,8 @@ LoRA slots = max_loras x max_lora_rank x (inputs + outputs of every linear layer
   embeddings. Only linear layers are quantized, so an 8B model in FP8 takes 8.5 GiB, not 7.5. The experts of an MXFP4
   checkpoint are padded, to {mxfp4} GiB in all for gpt-oss-120b. What config.json leaves out is the default of its class, as
   Transformers has it.
+- **What is not counted** has no estimate, and a warning names its family: layers that are no attention (Mamba, hybrid models),
+  experts under other names (Ernie 4.5, Aria), Gemma 4. An encoder (BERT) has weights and no KV cache.
 - **Latent attention** (DeepSeek) keeps `kv_lora_rank + qk_rope_head_dim` numbers for each layer, on every GPU.
 - **Layers with a sliding window** keep the window and the tokens of the running steps, not the whole sequence. vLLM groups
   layers, which rounds their number up. The estimate does the same.

@@ -16,7 +16,7 @@ RECORD: Final = Path(__file__).resolve().parents[1] / "lmi_vllm/config/data/clas
 _NEEDED: Final = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 _NAMES: Final = (
     *_NEEDED, "intermediate_size", "num_key_value_heads", "head_dim", "max_position_embeddings",
-    "sliding_window",
+    "sliding_window", "tie_word_embeddings",
 )  # fmt: skip
 
 
@@ -29,13 +29,16 @@ def recorded() -> dict[str, dict[str, int]]:
 
 
 def _of_class(kind: Any) -> dict[str, int]:
-    """The class's numbers as they are declared: what it computes from others is left out."""
+    """The class's numbers as they are declared: what it computes from others is left out.
+
+    Whether the output shares the embedding's weights is among them where it does.
+    """
     numbers = {name: getattr(kind, name, None) for name in _NAMES}
     if hasattr(kind, "use_sliding_window"):  # it decides, and says no where it is not set
         del numbers["sliding_window"]
     if set(_NAMES) & set(getattr(kind, "attribute_map", None) or {}):
         return {}
-    return {name: value for name, value in numbers.items() if type(value) is int}
+    return {name: value for name, value in numbers.items() if type(value) is int or value is True}
 
 
 def text_of(record: Mapping[str, Mapping[str, int]]) -> str:

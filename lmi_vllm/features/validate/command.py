@@ -19,6 +19,7 @@ from lmi_vllm.config.secrets import mask_urls
 from lmi_vllm.features.validate.memory_estimate import GIB, estimate_memory
 from lmi_vllm.features.validate.model_checks import ALLOW_LONG, check_model
 from lmi_vllm.features.validate.model_shape import read_shape
+from lmi_vllm.messages import OriginKind
 from lmi_vllm.sources.archives import is_archive
 from lmi_vllm.translate.arguments import ModelReader, Translation
 from lmi_vllm.translate.configuration import Configuration
@@ -78,12 +79,15 @@ def validate(
         others = tuple(one for one in explanation.warnings if one != files.unread_warning)
         faults = tuple(dict.fromkeys((*explanation.errors, files.unread_warning)))
         return replace(explanation, warnings=others, errors=faults, checked=(_SETTINGS_ALONE,))
-    shape = read_shape(files.config)
+    origin = translation.arguments.origin_of("hf_overrides")
+    given = None if origin.kind is OriginKind.DERIVED else arguments.get("hf_overrides")
+    shape = read_shape(_overridden(files.config, given))
     findings = check_model(shape, arguments, configuration, allows_long=allows_long)
     estimate = estimate_memory(shape, arguments, files.weight_bytes, device_bytes)
     warnings, errors, memory = [*findings.warnings], [*findings.errors], ""
     if estimate is None:
-        warnings.append("no memory estimate: config.json does not give the numbers for one")
+        family = shape.family or "a model without a model_type"
+        warnings.append(f"no memory estimate: layers or weights of {family} cannot be counted here")
     else:
         asked = arguments.get("max_model_len")
         length = asked if isinstance(asked, int) else None
@@ -98,6 +102,18 @@ def validate(
         errors=tuple(dict.fromkeys((*explanation.errors, *errors))),
         memory=memory,
     )
+
+
+def _overridden(config: Mapping[str, object], overrides: object) -> Mapping[str, object]:
+    """Return `config` as vLLM reads it with `hf_overrides`, which may change its parts, too."""
+    if not isinstance(overrides, Mapping):
+        return config
+    parts = {
+        name: {**part, **value}
+        for name, value in overrides.items()
+        if isinstance(value, Mapping) and isinstance(part := config.get(name), Mapping)
+    }
+    return {**config, **overrides, **parts}
 
 
 def _checked(

@@ -10,6 +10,18 @@ _BLOCK: Final = 16  # tokens of a block of the cache
 # vLLM groups layers by the smaller kind, unless the larger one has less than this many times it.
 _SAME_GROUP_RATIO: Final = 1.5
 _GEMMA3_PATTERN: Final = 6  # every sixth layer has full attention
+# Families that read a text in both directions at once: no step needs what an earlier one computed.
+ENCODERS: Final = (
+    "albert", "bert", "camembert", "data2vec-text", "distilbert", "electra", "ernie", "eurobert",
+    "jina_embeddings_v3", "mobilebert", "modernbert", "new", "nomic_bert", "roberta",
+    "roberta-prelayernorm", "squeezebert", "xlm-roberta", "xlm-roberta-xl",
+)  # fmt: skip
+# Beginnings of the names of numbers that only layers without attention have.
+_OTHER_LAYERS: Final = (
+    "block_configs", "conv_L", "hybrid_override_pattern", "linear_", "lru_", "mamba_", "ssm_",
+    "state_size",
+)  # fmt: skip
+_ATTENTION: Final = ("attention", "dense", "sparse", "moe")  # ends of what layer_types says of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +73,23 @@ def attention_layers(config: Mapping[str, object]) -> AttentionLayers | None:
     """Return the attention layers of `config`; None where it does not say how many."""
     body = text_part(config)
     layers = number_of(body, "num_hidden_layers", "n_layer", "num_layers")
-    if layers is None:
+    if layers is None or has_other_layers(body):
         return None
+    if body.get("model_type") in ENCODERS:
+        return AttentionLayers(0)
     window = number_of(body, "sliding_window")
     if window is None or body.get("use_sliding_window") is False:
         return AttentionLayers(layers)
     sliding = _sliding_layers(body, layers)
     return AttentionLayers(layers - sliding, sliding, window if sliding else None)
+
+
+def has_other_layers(body: Mapping[str, object]) -> bool:
+    """Whether some layers are no attention and have a state instead, such as Mamba's."""
+    named = body.get("layer_types")
+    kinds = list(map(str, named)) if isinstance(named, list) else []
+    is_other = any(not kind.endswith(_ATTENTION) or "linear" in kind for kind in kinds)
+    return is_other or any(name.startswith(_OTHER_LAYERS) for name, value in body.items() if value)
 
 
 def _sliding_layers(body: Mapping[str, object], layers: int) -> int:

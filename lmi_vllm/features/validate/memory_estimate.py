@@ -71,9 +71,12 @@ class MemoryEstimate:
         """Return the estimate as a message: its parts, what fits, and the formula."""
         head = f"estimate for each GPU: {self._parts()}"
         fit = self.longest_fit
+        place = self._place()
         if fit is None:
             return f"{head}; give --device-memory GIB to see what fits. Formula: {FORMULA}"
-        place = self._place()
+        if self.kv_bytes_per_token == 0:
+            fits = "fits" if fit > 0 else "the weights do not fit"
+            return f"{head}; {fits} {place}. Formula: {FORMULA}"
         if fit <= 0:
             return f"{head}; the weights leave no room for a KV cache {place}. Formula: {FORMULA}"
         bound = min(fit, longest or fit)

@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import Final
 
 from lmi_vllm.checks.model import checkpoint_warnings, unsupported_quantization
+from lmi_vllm.config.class_defaults import class_defaults
 from lmi_vllm.config.variable_names import closest
 from lmi_vllm.config.vllm_schema import load_release
 from lmi_vllm.features.validate.model_shape import ModelShape
@@ -25,6 +26,14 @@ _FAMILIES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
 _NEED_CHECKPOINT: Final = (
     "awq", "auto_awq", "awq_marlin", "gptq", "auto_gptq", "gptq_marlin", "moe_wna16",
     "compressed-tensors", "quark", "modelopt", "modelopt_fp4", "modelopt_mixed", "fbgemm_fp8",
+)  # fmt: skip
+# Ends of the names of classes: vLLM makes a class of one end out of one of another, such as a
+# reward model out of LlamaForCausalLM (vLLM 0.31 to 0.33: config/model.py, _SUFFIX_TO_DEFAULTS).
+_ENDS: Final = (
+    "ForCausalLM", "ForConditionalGeneration", "ChatModel", "LMHeadModel", "ForTextEncoding",
+    "EmbeddingModel", "ForSequenceClassification", "ForTokenClassification",
+    "ForAudioClassification", "ForImageClassification", "ForVideoClassification",
+    "ClassificationModel", "ForRewardModeling", "RewardModel", "Model",
 )  # fmt: skip
 _NEED_16_BIT: Final = ("awq", "auto_awq", "awq_marlin", "gptq", "auto_gptq", "gptq_marlin")
 
@@ -55,11 +64,11 @@ def check_model(
     if engine is not None:
         own = engine.runs(shape.architectures, arguments)
         return Findings((f"{own} is served by the {engine.name}, not by vLLM",), ())
-    errors = [
-        *_architecture(shape, arguments, configuration.model_classes),
-        *_parallel(shape, arguments), *_quantization(shape, arguments),
-    ]  # fmt: skip
+    errors = [*_parallel(shape, arguments), *_quantization(shape, arguments)]
     warnings = [*checkpoint_warnings(shape, arguments)]
+    (warnings if _has_backend(shape, arguments) else errors).extend(
+        _architecture(shape, arguments, configuration.model_classes)
+    )
     (warnings if allows_long else errors).extend(_length(shape, arguments))
     return Findings(tuple(warnings), tuple(errors))
 
@@ -67,23 +76,38 @@ def check_model(
 def _architecture(
     shape: ModelShape, arguments: Mapping[str, object], added: Collection[str]
 ) -> Iterator[str]:
-    """Yield an error unless vLLM has the architecture, or the model brings its own code."""
+    """Yield a message unless vLLM has the architecture, or the model brings its own code."""
     release = load_release()
-    if not shape.architectures:
-        yield "config.json names no architectures: vLLM cannot choose a model class"
-        return
     served = served_architectures(shape.architectures, arguments)
+    if not served:
+        yield "config.json names no architectures: vLLM has only its model_type to go by"
+        return
     known = {*release.architectures, *added}
-    if known.intersection(served):
+    if any(_is_made_of(name, known) for name in served):
         return
     if arguments.get("model_impl") == "transformers" or (
         shape.has_own_code and arguments.get("trust_remote_code") is True
     ):
         return
-    names = ", ".join(shape.architectures)
-    advice = closest(shape.architectures[0], release.architectures)
+    names = ", ".join(served)
+    advice = closest(served[0], release.architectures)
+    if _has_backend(shape, arguments):
+        advice = "it is tried with vLLM's Transformers backend, which does not run every model"
     code = "; its own code needs option.trust_remote_code=true" if shape.has_own_code else ""
     yield f"architecture {names} is not known to vLLM {release.release}{code}; {advice}"
+
+
+def _has_backend(shape: ModelShape, arguments: Mapping[str, object]) -> bool:
+    """Whether Transformers has the family, so that vLLM's backend for it might run the model."""
+    is_own = served_architectures(shape.architectures, arguments) == shape.architectures
+    return is_own and not shape.has_own_code and shape.family in class_defaults()
+
+
+def _is_made_of(name: str, known: Collection[str]) -> bool:
+    """Whether vLLM has this class, or one that it turns into it."""
+    end = next(filter(name.endswith, _ENDS), None)
+    others = () if end is None else (name.removesuffix(end) + other for other in _ENDS)
+    return name in known or any(other in known for other in others)
 
 
 def served_architectures(

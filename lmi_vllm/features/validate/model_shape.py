@@ -44,6 +44,7 @@ class ModelShape(Checkpoint):
     dtype: str
     latent_size: int | None  # per token and layer, of models with latent attention (MLA)
     has_own_code: bool
+    family: str  # model_type, of the text part where there is one
     attention: AttentionLayers | None
     weights: Weights | None
 
@@ -78,6 +79,7 @@ def read_shape(config: Mapping[str, object]) -> ModelShape:
         latent_size=_latent_size(body),
         is_mixture=checkpoint.is_mixture,
         has_own_code="auto_map" in config,
+        family=str(body.get("model_type") or ""),
         attention=attention_layers(config),
         weights=count_weights(config),
     )
@@ -92,6 +94,8 @@ def _latent_size(body: Mapping[str, object]) -> int | None:
 def _longest(body: Mapping[str, object]) -> int | None:
     """Return the longest sequence in tokens, with rope scaling as vLLM applies it."""
     lengths = [number for key in _LENGTH_KEYS if (number := number_of(body, key))]
+    if stated := number_of(body, "model_max_length"):  # Command R; it wins in vLLM
+        lengths = [stated]
     if not lengths:
         return None
     rope = body.get("rope_scaling") or body.get("rope_parameters")

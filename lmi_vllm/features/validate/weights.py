@@ -8,24 +8,34 @@ from dataclasses import dataclass
 from typing import Final
 
 from lmi_vllm.checks.model import number_of, text_part
+from lmi_vllm.config.class_defaults import class_defaults
+from lmi_vllm.features.validate.kv_cache import ENCODERS, has_other_layers
 
 # Families whose MLP has no gate: two matrices instead of three.
 _WITHOUT_GATE: Final = (
-    "bloom", "codegen", "falcon", "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox", "gptj", "mpt",
-    "nemotron", "opt", "persimmon", "phi", "starcoder2",
+    "apertus", "arcee", "bert", "biogpt", "bloom", "camembert", "codegen", "data2vec-text", "ernie",
+    "falcon", "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox", "gptj", "jais2", "jina_embeddings_v3",
+    "mpt", "nanochat", "nemotron", "opt", "persimmon", "phi", "roberta", "roberta-prelayernorm",
+    "starcoder2", "xlm-roberta", "xlm-roberta-xl",
 )  # fmt: skip
-# Families that share the embedding with the output unless config.json says otherwise.
-_TIED: Final = (
-    "bloom", "cohere", "cohere2", "falcon", "gemma", "gemma2", "gemma3", "gemma3_text", "gpt2",
-    "gpt_bigcode", "mpt", "opt",
-)  # fmt: skip
+# Families that share the embedding with the output unless config.json says otherwise; of others
+# the record of Transformers' classes says so.
+_TIED: Final = ("bloom", "falcon", "gpt2", "gpt_bigcode", "mpt", "opt")
+# Ends of architectures without an output of the vocabulary's size, in families of Transformers.
+_WITHOUT_OUTPUT: Final = ("Model", "Classification", "RewardModel", "RewardModeling")
 # Families with learned positions: a table of them, and of OPT's two rows more.
-_LEARNED: Final = ("gpt2", "gpt_bigcode", "opt")
+_LEARNED: Final = (
+    "bert", "camembert", "data2vec-text", "ernie", "gpt2", "gpt_bigcode", "opt", "roberta",
+    "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl",
+)  # fmt: skip
 # Mixture-of-experts families with the layers counted here; Jamba's differ.
 _COUNTED_MIXTURES: Final = (
-    "dbrx", "deepseek_v2", "deepseek_v3", "gpt_oss", "llama4", "llama4_text", "mixtral", "olmoe",
-    "phimoe", "qwen2_moe", "qwen3_moe",
+    "dbrx", "deepseek", "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1", "glm4_moe",
+    "gpt_oss", "granitemoe", "kimi_k2", "llama4", "llama4_text", "minimax_m2", "mixtral", "olmoe",
+    "phimoe", "qwen2_moe", "qwen3_moe", "qwen3_vl_moe_text",
 )  # fmt: skip
+# Families with layers that share weights, narrower embeddings, or an embedding in each layer.
+_NOT_COUNTED: Final = ("albert", "electra", "gemma4", "gemma4_text", "mobilebert", "squeezebert")
 # Vision encoders whose MLP has a gate: three matrices instead of two.
 _GATED_VISION: Final = ("pixtral", "qwen2_5_vl")
 _EXPERTS: Final = ("num_local_experts", "num_experts", "n_routed_experts")
@@ -109,18 +119,35 @@ def count_weights(config: Mapping[str, object]) -> Weights | None:
     hidden = number_of(body, "hidden_size", "n_embd", "d_model")
     experts = number_of(body, *_EXPERTS)
     family = str(body.get("model_type") or "")
-    if layers is None or hidden is None or (experts and family not in _COUNTED_MIXTURES):
+    if layers is None or hidden is None or family in _NOT_COUNTED or has_other_layers(body):
+        return None
+    if (experts or _is_mixture(body)) and family not in _COUNTED_MIXTURES:
         return None
     attention, mlp = tuple(_attention(body, hidden, layers)), tuple(_mlp(body, hidden, layers))
     if not attention or not mlp:
         return None
     vocabulary = number_of(body, "vocab_size") or 0
-    tables = 1 if body.get("tie_word_embeddings", family in _TIED) else 2
+    is_shared = body.get("tie_word_embeddings", family in _TIED) or _has_no_output(config)
+    tables = 1 if is_shared else 2
     if family in _LEARNED:
         vocabulary += number_of(body, "max_position_embeddings", "n_positions") or 0
     plain = tables * vocabulary * hidden + _routers(body, hidden, layers)
     plain += _vision(config, hidden)
     return Weights((*attention, *mlp), plain, _stored(body))
+
+
+def _has_no_output(config: Mapping[str, object]) -> bool:
+    """Whether the model makes vectors or scores, so that its files may have no output layer."""
+    named, family = config.get("architectures"), str(config.get("model_type"))
+    name = str(named[0]) if isinstance(named, list) and named else ""
+    return family in ENCODERS or (family in class_defaults() and name.endswith(_WITHOUT_OUTPUT))
+
+
+def _is_mixture(body: Mapping[str, object]) -> bool:
+    """Whether there are experts under a name that is not counted; a dense model may say 0 or 1."""
+    return any(
+        "expert" in name and isinstance(number, int) and number > 1 for name, number in body.items()
+    )
 
 
 def _attention(body: Mapping[str, object], hidden: int, layers: int) -> Iterator[Linear]:
@@ -143,7 +170,8 @@ def _latent_attention(
 ) -> Iterator[Linear]:
     """Yield the projections of latent attention (DeepSeek's MLA)."""
     rank, rope = number_of(body, "kv_lora_rank") or 0, number_of(body, "qk_rope_head_dim") or 0
-    plain, value = number_of(body, "qk_nope_head_dim") or 0, number_of(body, "v_head_dim") or 0
+    plain = number_of(body, "qk_nope_head_dim") or 0
+    value = number_of(body, "v_head_dim") or hidden // heads
     queries = number_of(body, "q_lora_rank")
     if queries:
         yield Linear(hidden, queries, layers)

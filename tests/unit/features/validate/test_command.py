@@ -92,7 +92,9 @@ ERRORS = (  # config changes, options, gpus, a part of the error
     ({"architectures": ["LlamaForCausalLMM"]}, {}, 1, "LlamaForCausalLM"),
     ({"architectures": []}, {}, 1, "no architectures"),
     ({"architectures": ["Own"], "auto_map": {}}, {}, 1, "trust_remote_code"),
+    ({}, {"hf_overrides": '{"architectures": ["Nope"]}'}, 1, "architecture Nope is not known"),
     ({}, {"max_model_len": "200k"}, 1, "131072"),
+    ({"model_max_length": 140000}, {"max_model_len": "150000"}, 1, "140000"),
     ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, {"max_model_len": "300000"}, 1,
      "262144"),
     ({}, {"tensor_parallel_degree": "3"}, 3, "32 attention heads"),
@@ -122,6 +124,16 @@ FINE = (
     ({"num_key_value_heads": 8}, {"tensor_parallel_degree": "16"}, 16),
     ({}, {"max_model_len": "131072"}, 1),
     ({"architectures": ["Own"], "auto_map": {}}, {"trust_remote_code": "true"}, 1),
+    *(({"architectures": [name]}, {}, 1) for name in (
+        "LlamaForSequenceClassification", "Qwen3ForTokenClassification", "Gemma2RewardModel",
+        "Phi3Model",
+    )),
+    ({"architectures": ["PersimmonForCausalLM"], "model_type": "persimmon"}, {}, 1),
+    ({"architectures": [], "model_type": "llama"}, {}, 1),
+    ({"model_max_length": 140000}, {"max_model_len": "140000"}, 1),
+    ({}, {"max_model_len": "262144", "hf_overrides": '{"max_position_embeddings": 262144}'}, 1),
+    ({}, {"max_model_len": "262144",
+          "hf_overrides": '{"rope_scaling": {"rope_type": "linear", "factor": 2.0}}'}, 1),
     ({"quantization_config": {"quant_method": "awq"}}, {"quantize": "awq_marlin"}, 1),
     ({}, {"quantize": "fp8"}, 1),
     ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, {"max_model_len": "262144"}, 1),
@@ -135,6 +147,44 @@ def test_working_combinations_have_no_error(
     """Combinations vLLM accepts."""
     code, document = validated(LLAMA_8B | changes, option(**options), "--gpus", str(gpus))
     assert (code, document["errors"]) == (0, [])
+
+
+def test_family_that_vllm_may_run_in_another_way_is_a_warning(validated: Validate) -> None:
+    """Persimmon answers through vLLM's Transformers backend; not every family does."""
+    changes = {"architectures": ["PersimmonForCausalLM"], "model_type": "persimmon"}
+    _, document = validated(LLAMA_8B | changes)
+    assert any("tried with vLLM's Transformers backend" in one for one in document["warnings"])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model_type": "nemotron_h", "hybrid_override_pattern": "M-M*"},
+        {"model_type": "falcon_h1", "mamba_d_ssm": 3072},
+        {"model_type": "lfm2", "layer_types": ["conv", "full_attention"]},
+        {"model_type": "qwen3_next", "layer_types": ["linear_attention", "full_attention"]},
+        {"model_type": "aria_text", "moe_num_experts": 64},
+        {"model_type": "albert"},
+    ],
+    ids=lambda changes: changes["model_type"],
+)
+def test_family_that_is_not_counted_has_no_estimate(
+    validated: Validate, changes: Mapping[str, Any]
+) -> None:
+    """They were counted as Llama's layers: Aria with a twelfth of its weights, Zamba2 twice."""
+    _, document = validated(LLAMA_8B | changes, {}, "--device-memory", "80")
+    said = f"layers or weights of {changes['model_type']} cannot be counted here"
+    assert any(said in one for one in document["warnings"])
+    assert not any("estimate for each GPU" in one for one in document["warnings"])
+
+
+def test_encoder_keeps_no_cache(validated: Validate) -> None:
+    """It reads a text at once."""
+    changes = {"model_type": "xlm-roberta", "architectures": ["XLMRobertaModel"]}
+    _, document = validated(LLAMA_8B | changes, option(max_model_len="512"),
+                            "--device-memory", "80")  # fmt: skip
+    (said,) = (one for one in document["warnings"] if "estimate for each GPU" in one)
+    assert "KV cache 0 bytes a token; fits at gpu_memory_utilization 0.92 on 80.0 GiB" in said
 
 
 def test_redundant_quantize_is_warned(validated: Validate) -> None:

@@ -39,6 +39,10 @@ QWEN_TEXT = {
     "num_attention_heads": 28, "num_key_value_heads": 4, "vocab_size": 152064,
     "max_position_embeddings": 32768, "tie_word_embeddings": False,
 }  # fmt: skip
+BERT_LARGE = {
+    "hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16,
+    "num_hidden_layers": 24,
+}  # fmt: skip
 # config.json as published, parameters of the maker's model card or index, KV heads x head size.
 PUBLISHED: list[tuple[str, Config, int, int]] = [
     ("falcon-7b", FALCON_7B, 6_921_720_704, 32 * 64),
@@ -97,6 +101,23 @@ PUBLISHED: list[tuple[str, Config, int, int]] = [
     ("opt-6.7b", {"model_type": "opt", "hidden_size": 4096, "num_hidden_layers": 32,
         "num_attention_heads": 32, "ffn_dim": 16384, "max_position_embeddings": 2048,
         "vocab_size": 50272}, 6_658_473_984, 32 * 4096),
+    ("bge-large-en", BERT_LARGE | {"architectures": ["BertModel"], "model_type": "bert",
+        "vocab_size": 30522, "max_position_embeddings": 512}, 334_092_288, 0),
+    ("bge-reranker-large", BERT_LARGE | {"architectures": ["XLMRobertaForSequenceClassification"],
+        "model_type": "xlm-roberta", "vocab_size": 250002, "max_position_embeddings": 514},
+     558_842_880, 0),
+    ("Skywork-Reward-8B", {"architectures": ["LlamaForSequenceClassification"],
+        "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
+        "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8,
+        "vocab_size": 128256}, 7_504_924_672, 32 * 8 * 128),
+    ("SmolLM3-3B", {"model_type": "smollm3", "hidden_size": 2048, "intermediate_size": 11008,
+        "num_attention_heads": 16, "num_hidden_layers": 36, "num_key_value_heads": 4,
+        "vocab_size": 128256}, 3_075_098_624, 36 * 4 * 128),
+    ("GLM-4.5-Air", {"model_type": "glm4_moe", "hidden_size": 4096, "intermediate_size": 10944,
+        "moe_intermediate_size": 1408, "num_attention_heads": 96, "num_hidden_layers": 46,
+        "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151552, "n_routed_experts": 128,
+        "n_shared_experts": 1, "first_k_dense_replace": 1, "tie_word_embeddings": False},
+     106_852_251_264, 46 * 8 * 128),
 ]  # fmt: skip
 
 
@@ -132,6 +153,15 @@ def test_folder_with_both_of_mistral_s_layouts_is_counted_once(tmp_path: Path) -
     for number in (1, 2):
         (tmp_path / f"model-{number}.safetensors").write_bytes(bytes(500))
     assert read_directory(tmp_path).weight_bytes == 1000
+
+
+def test_file_beside_the_shards_of_an_index_is_not_counted(tmp_path: Path) -> None:
+    """The engine reads what the index names."""
+    for name in ("config.json", "model.safetensors.index.json"):
+        (tmp_path / name).write_text('{"weight_map": {"a": "model-1.safetensors"}}', "utf-8")
+    (tmp_path / "model.safetensors").write_bytes(bytes(500))
+    (tmp_path / "model-1.safetensors").write_bytes(bytes(400))
+    assert read_directory(tmp_path).weight_bytes == 400
 
 
 def test_length_that_is_not_stated_is_that_of_the_class() -> None:
