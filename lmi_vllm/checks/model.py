@@ -6,6 +6,7 @@ from importlib.metadata import PackageNotFoundError, entry_points, version
 from typing import Final
 
 from lmi_vllm.checks.families import in_common_names
+from lmi_vllm.config.class_defaults import class_defaults
 from lmi_vllm.config.vllm_schema import installed_release, load_release
 
 _EXPERT_COUNTS: Final = (
@@ -60,6 +61,11 @@ def number_of(body: Mapping[str, object], *keys: str) -> int | None:
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
             return value
     return None
+
+
+def is_of_transformers(family: object) -> bool:
+    """Whether Transformers has a class for this model_type, with the common names of numbers."""
+    return str(family) in class_defaults()
 
 
 def head_counts(body: Mapping[str, object]) -> tuple[int | None, int | None]:

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from lmi_vllm.checks.model import checkpoint_warnings, unsupported_quantization
-from lmi_vllm.config.class_defaults import class_defaults
+from lmi_vllm.checks.model import checkpoint_warnings, is_of_transformers, unsupported_quantization
 from lmi_vllm.config.variable_names import closest
 from lmi_vllm.config.vllm_schema import load_release
 from lmi_vllm.features.validate.model_shape import ModelShape
@@ -100,7 +99,7 @@ def _architecture(
 def _has_backend(shape: ModelShape, arguments: Mapping[str, object]) -> bool:
     """Whether Transformers has the family, so that vLLM's backend for it might run the model."""
     is_own = served_architectures(shape.architectures, arguments) == shape.architectures
-    return is_own and not shape.has_own_code and shape.family in class_defaults()
+    return is_own and not shape.has_own_code and is_of_transformers(shape.family)
 
 
 def _is_made_of(name: str, known: Collection[str]) -> bool:

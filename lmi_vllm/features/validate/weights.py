@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from lmi_vllm.checks.model import number_of, text_part
-from lmi_vllm.config.class_defaults import class_defaults
+from lmi_vllm.checks.model import is_of_transformers, number_of, text_part
 from lmi_vllm.features.validate.kv_cache import ENCODERS, has_other_layers
 
 # Families whose MLP has no gate: two matrices instead of three.
@@ -138,9 +137,9 @@ def count_weights(config: Mapping[str, object]) -> Weights | None:
 
 def _has_no_output(config: Mapping[str, object]) -> bool:
     """Whether the model makes vectors or scores, so that its files may have no output layer."""
-    named, family = config.get("architectures"), str(config.get("model_type"))
+    named, family = config.get("architectures"), config.get("model_type")
     name = str(named[0]) if isinstance(named, list) and named else ""
-    return family in ENCODERS or (family in class_defaults() and name.endswith(_WITHOUT_OUTPUT))
+    return family in ENCODERS or (is_of_transformers(family) and name.endswith(_WITHOUT_OUTPUT))
 
 
 def _is_mixture(body: Mapping[str, object]) -> bool:
