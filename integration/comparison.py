@@ -79,12 +79,12 @@ DIFFERENCES: Final = (
     difference(
         "a preflight, an origin configured",
         "status body content-type access-control-allow-methods access-control-allow-headers "
-        "access-control-max-age",
+        "access-control-max-age access-control-expose-headers",
         r"^asked by ",
     ),
     difference(
         "an answer to a page of an allowed site",
-        "access-control-allow-methods access-control-allow-headers",
+        "access-control-allow-methods access-control-allow-headers access-control-expose-headers",
         r" from .*invited",
     ),
     difference(

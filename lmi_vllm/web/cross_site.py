@@ -25,6 +25,8 @@ _ORIGIN: Final = "Access-Control-Allow-Origin"
 _ASKED_HEADERS: Final = "Access-Control-Request-Headers"
 _ALLOWED_HEADERS: Final = "Access-Control-Allow-Headers"
 
+# Else a page cannot read the token of a deferred answer, or the id of a session.
+_EXPOSED: Final[Mapping[str, str]] = MappingProxyType({"Access-Control-Expose-Headers": "*"})
 # Caches keep an answer for each origin.
 _ORIGIN_REFUSED: Final[Mapping[str, str]] = MappingProxyType({"Vary": "Origin"})
 
@@ -56,13 +58,13 @@ def cors_headers(request: web.Request, configured: Mapping[str, str]) -> Mapping
     """Return the CORS headers of an answer; none for a page of a site that is not allowed."""
     origins = [origin.strip() for origin in configured.get(_ORIGIN, "").split(",")]
     if len(origins) == 1:
-        return configured
+        return {**configured, **_EXPOSED}
     if "*" in origins:
-        return {**configured, _ORIGIN: "*"}
+        return {**configured, **_EXPOSED, _ORIGIN: "*"}
     asking = request.headers.get("Origin", "")
     if asking not in origins:
         return _ORIGIN_REFUSED
-    return {**configured, _ORIGIN: asking, "Vary": "Origin"}
+    return {**configured, **_EXPOSED, _ORIGIN: asking, "Vary": "Origin"}
 
 
 def check_same_site(request: web.Request, *, allows_cors: bool) -> None:

@@ -124,6 +124,7 @@ async def test_headers_cross_origin(serve: ServeScripted) -> None:
     for method in ("GET", "OPTIONS"):
         headers = (await client.request(method, "/")).headers
         assert {name: headers[name] for name in cors} == cors
+        assert headers["Access-Control-Expose-Headers"] == "*"
 
 
 @pytest.mark.parametrize(
@@ -167,6 +168,7 @@ async def test_matching_origin_is_the_only_one_named(serve: ServeScripted, origi
     ):
         assert answer.status == 200
         assert answer.headers.getall("Access-Control-Allow-Origin") == [origin]
+        assert answer.headers["Access-Control-Expose-Headers"] == "*"  # the token of a deferred one
         assert answer.headers["Vary"] == "Origin"
 
 
