@@ -298,7 +298,10 @@ def _running(server: RunningServer) -> float:
     )
 
 
-@pytest.mark.parametrize(("path", "status"), [("/v1/chat/completions", 400), ("/invocations", 424)])
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [("/v1/chat/completions", 400), ("/invocations", 424), ("/tokenize", 400)],
+)
 def test_a_template_without_a_place_for_the_image_is_named(
     server: RunningServer, path: str, status: int
 ) -> None:

@@ -27,6 +27,7 @@ from lmi_vllm.engine.base import Engine
 from lmi_vllm.engine.vllm import workarounds
 from lmi_vllm.engine.vllm.cpu.shared_memory import removed_once_joined
 from lmi_vllm.engine.vllm.workarounds import unsent_media
+from lmi_vllm.engine.vllm.workarounds.media_places import name_missing_places
 from lmi_vllm.messages import MediaPolicy
 from tests.contract.conftest import LoopThread, start_demo_engine
 
@@ -73,6 +74,20 @@ def test_plain_vllm_decodes_images_of_any_size_that_we_bound() -> None:
     assert side**2 > MediaPolicy().max_pixels
     Image.new("1", (side, side)).save(file, "PNG")
     assert ImageMediaIO().load_bytes(file.getvalue()).media.size == (side, side)
+
+
+def test_plain_vllm_asserts_a_place_for_each_picture() -> None:
+    """A fault of the request is one of the server, on every route; ours is 400 with the reason."""
+    from vllm.multimodal.processing.processor import BaseMultiModalProcessor
+
+    match: Any = BaseMultiModalProcessor._matched_updates_from_result
+    place: dict[str, list[int | None]] = {"image": [None]}
+    processor: Any = SimpleNamespace(apply=match)
+    with pytest.raises(AssertionError, match="Failed to apply prompt replacement"):
+        processor.apply(None, {}, place)
+    name_missing_places(processor)
+    with pytest.raises(ValueError, match="chat template has no place for this picture"):
+        processor.apply(None, {}, place)
 
 
 def test_plain_vllm_tries_a_wrong_item_as_each_kind() -> None:

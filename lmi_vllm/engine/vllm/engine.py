@@ -42,6 +42,7 @@ from lmi_vllm.engine.vllm.names import (
 from lmi_vllm.engine.vllm.openai import VllmOpenAI
 from lmi_vllm.engine.vllm.processes import in_own_thread, worker_ends
 from lmi_vllm.engine.vllm.start import ERRORS, start_vllm
+from lmi_vllm.engine.vllm.workarounds.media_places import name_missing_places
 from lmi_vllm.engine.vllm.workarounds.text_lengths import TextLengths, guard_lengths
 from lmi_vllm.errors import EngineDeadError, LmiError
 from lmi_vllm.messages import (
@@ -106,6 +107,7 @@ async def prepared(llm: GuardedAsyncLLM) -> tuple[Bridge, str]:
     llm.setup.parts.media.value(profile.media)
     most, single_bos = profile.limits.max_tokenize_length, profile.single_bos
     guard_lengths(llm.renderer, most, single_bos=single_bos)
+    name_missing_places(llm.renderer.mm_processor)
     bridge = await Bridge.create(llm, llm.setup.arguments.namespace, profile)
     cache_environment()
     tasks = await llm.get_supported_tasks()

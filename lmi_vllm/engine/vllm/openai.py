@@ -30,9 +30,6 @@ from lmi_vllm.messages import HttpCall, OpenAICall, OpenAIReply
 
 logger = logging.getLogger(__name__)
 
-# Texts of vLLM's assertions for a prompt without a place for a picture (it has no class for them).
-_NO_PLACE_MARKS: Final = ("Failed to apply prompt replacement for", "Expected there to be ")
-
 # vLLM's handler of chats asserts that it has one, and answers 500.
 _NO_TOKENIZER: Final = (
     "messages: the server has no tokenizer (option.skip_tokenizer_init, option.tokens_only): it "
@@ -121,7 +118,7 @@ class VllmOpenAI:
         except VllmEngineDeadError as error:
             raise EngineDeadError from error
         except Exception as error:
-            reply = _error(create_error_response(_explained(error)))
+            reply = _error(create_error_response(error))
             if reply.status >= 500:  # noqa: PLR2004 (the server's fault: worth a trace)
                 logger.exception("vLLM failed on %s", raw_request.url.path)
             return self._bridge.with_own_name(reply, call.adapter)
@@ -183,21 +180,6 @@ async def _unless_cancelled(answer: Awaitable[Any]) -> Any:
 
 def _error(found: ErrorResponse) -> OpenAIReply:
     return _json_reply(JSONResponse(found.model_dump(), found.error.code))
-
-
-def _explained(error: Exception) -> Exception:
-    """Return a client error if vLLM reports one as its own failure; the cause is dropped.
-
-    One is a chat template without a place for the message's media, of the model or of the user.
-    """
-    text = str(error)
-    if isinstance(error, (AssertionError, RuntimeError)) and text.startswith(_NO_PLACE_MARKS):
-        return ValueError(
-            "the model's chat template has no place for this picture, video or sound: give one "
-            "that has (option.chat_template), or a checkpoint with the files of its processor. "
-            f"vLLM: {text}"
-        )
-    return error
 
 
 def _reply(result: Any, texts: DirectTexts | None) -> OpenAIReply:
