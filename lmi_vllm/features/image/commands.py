@@ -22,8 +22,6 @@ _PTH: Final = "lmi_vllm_commands.pth"
 def as_vllm_command(words: list[str], environ: Mapping[str, str]) -> list[str] | None:
     """Return our own words for a command of vLLM's server; None for any other command."""
     program = Path(words[0]).name
-    if program == "vllm" and words[1:] == ["--version"]:
-        return words[1:]
     if program == "vllm" and words[1:2] == ["serve"]:
         rest = words[2:]
     elif program.startswith("python") and words[1:3] == ["-m", VLLM_SERVER]:
@@ -35,6 +33,12 @@ def as_vllm_command(words: list[str], environ: Mapping[str, str]) -> list[str] |
         sys.stderr.write(f"{said}\n")
         return None
     return ["serve", "--vllm-defaults", *rest]
+
+
+def asks_release(words: list[str], environ: Mapping[str, str]) -> bool:
+    """Whether a command asks for vLLM's release, by which scripts of charts choose its flags."""
+    is_asked = Path(words[0]).name == "vllm" and words[1:] in (["--version"], ["-v"])
+    return is_asked and environ.get(PLAIN_VLLM) != "1"
 
 
 def lead() -> None:

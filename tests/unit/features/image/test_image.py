@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from lmi_vllm.config.vllm_schema import installed_version
 from lmi_vllm.features.image.__main__ import check_health, compatibility, words_of_server
 
 ROOT = Path(__file__).parents[4]
@@ -99,6 +100,13 @@ def test_commands_of_vllm_lead_here(environment: Path, words: list[str]) -> None
     assert answer.returncode == 1
     assert answer.stderr.startswith("lmi-vllm: error:"), answer.stderr
     assert "--no-such-flag" in answer.stderr
+
+
+def test_the_release_of_vllm_is_asked_of_its_program() -> None:
+    """KServe's scripts choose vLLM's flags by the last word of its last line."""
+    for flag in ("--version", "-v"):
+        answer = enter("vllm", flag)
+        assert answer.stdout == f"{installed_version()}\n", answer.stderr
 
 
 def test_plain_vllm_is_there_on_request(environment: Path) -> None:
