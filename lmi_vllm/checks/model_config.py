@@ -9,13 +9,14 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from lmi_vllm.checks.safetensors_header import DamagedFileError, read_tensors
 from lmi_vllm.config.secrets import mask_urls
 from lmi_vllm.errors import DownloadError
 from lmi_vllm.messages import ModelArtifacts
 from lmi_vllm.sources.archives import is_archive
+from lmi_vllm.sources.base import NothingThereError
 from lmi_vllm.sources.local import is_directory
 from lmi_vllm.sources.table import Sources
 
@@ -25,15 +26,20 @@ _INDEX: Final = "model.safetensors.index.json"
 _WEIGHT_PATTERNS: Final = ("*.safetensors", "*.bin", "*.pt")
 # For all reads of one model: an unreachable hub must not delay `explain` or a start.
 READ_SECONDS: Final = 8.0
+_Read = TypeVar("_Read")
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """The model's files that could be read; `problem` says why one could not."""
+    """The model's files that could be read; `problem` says why one could not.
+
+    With `is_missing` there is no model, and a start would end with the problem.
+    """
 
     config: Mapping[str, object] | None = None
     weight_bytes: int | None = None
     problem: str = ""
+    is_missing: bool = False
 
     @property
     def unread_warning(self) -> str:
@@ -57,24 +63,30 @@ def read_model_files(
         return read_directory(Path(model.model))
     if is_archive(model.model):
         return ModelFiles()  # not examined until it is here
-    found: list[ModelFiles] = []
 
-    def read() -> None:
-        files = _from_texts(
-            lambda name: sources.read_text(model.model, name, environ, model.revision),
-            with_size=with_size,
-        )
-        found.append(files)
+    if problem := sources.unreadable(model.model, environ):
+        return ModelFiles(problem=problem, is_missing=True)
 
+    def text_of(name: str) -> str | None:
+        text = sources.read_text(model.model, name, environ, model.revision)
+        if text is None and name == "config.json":
+            sources.require_objects(model.model, environ)
+        return text
+
+    source = mask_urls(model.model)
+    late = ModelFiles(problem=f"config.json of {source} did not come within {READ_SECONDS:g} s")
+    return in_time(lambda: _from_texts(text_of, with_size=with_size), late)
+
+
+def in_time(read: Callable[[], _Read], late: _Read) -> _Read:
+    """What `read` returns; `late` if it takes longer than `READ_SECONDS`."""
+    found: list[_Read] = []
     # A thread of its own, because a look-up of a name cannot be interrupted. A daemon does not
     # delay the exit.
-    reading = threading.Thread(target=read, daemon=True)
+    reading = threading.Thread(target=lambda: found.append(read()), daemon=True)
     reading.start()
     reading.join(READ_SECONDS)
-    if found:
-        return found[0]
-    source = mask_urls(model.model)
-    return ModelFiles(problem=f"config.json of {source} did not come within {READ_SECONDS:g} s")
+    return found[0] if found else late
 
 
 def read_directory(directory: Path) -> ModelFiles:
@@ -103,6 +115,8 @@ def _from_texts(read: Callable[[str], str | None], *, with_size: bool = True) ->
         config = json.loads(text)
         if not isinstance(config, dict):
             return ModelFiles(problem="config.json is no JSON object")
+    except NothingThereError as error:
+        return ModelFiles(problem=mask_urls(error.text), is_missing=True)
     except (DownloadError, OSError, ValueError) as error:
         return ModelFiles(problem=f"config.json cannot be read: {mask_urls(str(error))}")
     return ModelFiles(config, _indexed_size(read) if with_size else None)

@@ -1,18 +1,22 @@
 """`lmi-vllm explain`: where every value comes from and what it becomes, without vLLM."""
 
 import argparse
+import contextlib
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.util import find_spec
 
-from lmi_vllm.checks.model_config import ModelFiles, read_local_files
+from lmi_vllm.checks.model_config import ModelFiles, in_time, read_local_files
 from lmi_vllm.config.listen import listener_errors
+from lmi_vllm.config.model_source import prefix_of_model, properties_of_prefix
 from lmi_vllm.config.option_table import OptionTable
 from lmi_vllm.config.other_servers.as_settings import from_flags
+from lmi_vllm.config.properties import PropertiesFile
 from lmi_vllm.config.setting import FILE_PREFIX, CommandLine
 from lmi_vllm.config.settings import Settings
-from lmi_vllm.errors import ConfigurationError, StartupError
+from lmi_vllm.errors import ConfigurationError, DownloadError, StartupError
+from lmi_vllm.sources.archives import is_archive
 from lmi_vllm.translate.arguments import ModelReader, Translation
 from lmi_vllm.translate.configuration import Configuration
 from lmi_vllm.translate.devices import Devices, detect_devices
@@ -115,6 +119,28 @@ def reader_of(
     return configuration.reader(known, with_size=with_size)
 
 
+def settings_of(
+    arguments: argparse.Namespace, environ: Mapping[str, str], configuration: Configuration
+) -> Settings:
+    """The settings, with those of the serving.properties in a store that `serve` would read.
+
+    A store that cannot be asked is reported with the model's config.json.
+    """
+    typed = command_line_of(arguments, configuration.options)
+    settings, sources = configuration.load(environ, typed), configuration.sources
+    url = prefix_of_model(settings, typed.model, environ, sources)
+    if arguments.offline or not url or is_archive(url):
+        return settings
+
+    def read() -> PropertiesFile | None:
+        with contextlib.suppress(DownloadError):
+            return properties_of_prefix(url, environ, sources)
+        return None
+
+    own = in_time(read, None)
+    return settings if own is None else configuration.load(environ, typed, own)
+
+
 def valid_settings(
     typed: CommandLine, environ: Mapping[str, str], configuration: Configuration
 ) -> Settings:
@@ -173,7 +199,7 @@ def run(
     arguments: argparse.Namespace, environ: Mapping[str, str], configuration: Configuration
 ) -> int:
     """Print the explanation; return 0, or 2 if there is an error."""
-    settings = configuration.load(environ, command_line_of(arguments, configuration.options))
+    settings = settings_of(arguments, environ, configuration)
     read = reader_of(arguments, settings, environ, configuration)
     translation = translation_of(arguments, settings, environ, read, configuration)
     explanation = configuration.explain(translation)

@@ -62,7 +62,7 @@ def model_sources(
         # The embedded model has no revision on the hub.
         hub=_variables({} if command_line.demo else environ, HUB_VARIABLES, OriginKind.HUB),
         options=option_variables(environ, table),
-        aliases=option_aliases(environ),
+        aliases=option_aliases(environ, images),
         images=_of_model(images.values),
         late=_late_variables(environ),
     )
@@ -91,6 +91,7 @@ def server_sources(
         vllm=_of_server(command_line.vllm.values),
         sagemaker=_request_size(environ, report),
         serving=serving,
+        aliases=_serving_aliases(environ),
         images=_of_server(images.values),
         flags=_upstream_flags(command_line),
         file=(raw for raw in of_file(file) if raw.key in counts),  # others are read elsewhere
@@ -195,11 +196,17 @@ def option_variables(environ: Mapping[str, str], table: OptionTable) -> Iterator
             yield from _variable(environ, name, OriginKind.VARIABLE, key(name))
 
 
-def option_aliases(environ: Mapping[str, str]) -> Iterator[RawValue]:
-    """Each older name that stands for an `OPTION_*` variable which is unset."""
+def option_aliases(
+    environ: Mapping[str, str],
+    images: OtherSettings = OtherSettings(),  # noqa: B008 - frozen
+) -> Iterator[RawValue]:
+    """Each older name of an `OPTION_*` variable, which comes first where both are set."""
+    is_newer_tgi = any(raw.origin.name == "CUDA_GRAPHS" for raw in images.values)
     for alias in ALIAS_VARIABLES:
-        if not alias.target.startswith(OPTION_PREFIX) or _is_set(environ, alias.target):
+        if not alias.target.startswith(OPTION_PREFIX):
             continue
+        if alias.source == "ENABLE_CUDA_GRAPHS" and is_newer_tgi:
+            continue  # only older releases read it
         key = option_key(alias.target)
         for raw in _variable(environ, alias.source, OriginKind.ALIAS, key):
             if alias.source == "ENABLE_CUDA_GRAPHS":
@@ -243,13 +250,17 @@ def _request_size(environ: Mapping[str, str], report: Report) -> Iterator[RawVal
 
 
 def _serving_variables(environ: Mapping[str, str], table: OptionTable) -> Iterator[RawValue]:
-    """Every `SERVING_*` that is not empty and not Kubernetes', and aliases that stand for one."""
+    """Every `SERVING_*` that is not empty and not Kubernetes'."""
     for name, text in environ.items():
         if name.startswith(SERVING_PREFIX) and not table.is_kubernetes_made(name, text):
             key = name.removeprefix(SERVING_PREFIX).lower()
             yield from _variable(environ, name, OriginKind.VARIABLE, key)
+
+
+def _serving_aliases(environ: Mapping[str, str]) -> Iterator[RawValue]:
+    """Each older name of a `SERVING_*` variable, which comes first where both are set."""
     for alias in ALIAS_VARIABLES:
-        if alias.target.startswith(SERVING_PREFIX) and not _is_set(environ, alias.target):
+        if alias.target.startswith(SERVING_PREFIX):
             key = alias.target.removeprefix(SERVING_PREFIX).lower()
             yield from _variable(environ, alias.source, OriginKind.ALIAS, key)
 

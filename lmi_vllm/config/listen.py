@@ -141,18 +141,22 @@ def api_keys(server: ServerOptions) -> tuple[str, ...]:
     Raises:
         StartupError: the key file cannot be read, or holds no key: never an open server instead.
     """
-    keys = [key for key in (server.lmi_api_key, server.vllm_api_key) if key]
+    keys = _lines(server.lmi_api_key, server.vllm_api_key)
     if path := server.lmi_api_key_file:
         try:
-            lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
+            found = _lines(Path(path).read_text(encoding="utf-8-sig"))
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "the file is no UTF-8 text"
             raise StartupError(f"LMI_API_KEY_FILE {path}: {reason}") from error
-        found = [line.strip() for line in lines if line.strip()]
         if not found:
             raise StartupError(f"LMI_API_KEY_FILE {path}: the file holds no key")
         keys += found
     return tuple(keys)
+
+
+def _lines(*texts: str | None) -> list[str]:
+    """The keys in texts, a line each: no header of a client holds a line break."""
+    return [line.strip() for text in texts if text for line in text.splitlines() if line.strip()]
 
 
 class RenewedKeys:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from lmi_vllm.config.properties import PropertiesFile, parse_properties
 from lmi_vllm.config.secrets import mask_urls
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import ModelSourceError, NoModelError
@@ -18,7 +19,13 @@ from lmi_vllm.sources.local import (
     looks_like_path,
     without_file_scheme,
 )
-from lmi_vllm.sources.model_store import StoreFinding, is_none, search_store, with_unpacked
+from lmi_vllm.sources.model_store import (
+    PROPERTIES_NAME,
+    StoreFinding,
+    is_none,
+    search_store,
+    with_unpacked,
+)
 from lmi_vllm.sources.table import Sources
 
 _MODEL_FILES: Final = ("config.json", "params.json")
@@ -70,6 +77,33 @@ def find_in_store(settings: Settings, environ: Mapping[str, str]) -> StoreFindin
     store = Path(settings.server.model_store)
     finding = search_store(store, settings.server.load_models)
     return with_unpacked(finding, environ)
+
+
+def prefix_of_model(
+    settings: Settings, named: str | None, environ: Mapping[str, str], sources: Sources
+) -> str:
+    """The URL of the store whose own serving.properties counts; empty for any other model.
+
+    `named` is the model of the command line.
+    """
+    url = named or environ.get("HF_MODEL_ID", "").strip()
+    finding = find_in_store(settings, environ)
+    if settings.model.model_id is None and finding.url:
+        url = finding.url
+    return url if sources.is_store(url) and settings.properties is None else ""
+
+
+def properties_of_prefix(
+    url: str, environ: Mapping[str, str], sources: Sources
+) -> PropertiesFile | None:
+    """The serving.properties below a URL of a store; None without one.
+
+    Raises:
+        DownloadError: the store cannot be asked.
+    """
+    text = sources.read_text(url, PROPERTIES_NAME, environ)
+    place = f"{url.rstrip('/*')}/{PROPERTIES_NAME}"
+    return None if text is None else parse_properties(text, place)
 
 
 def _named_model(settings: Settings, model_id: str, finding: StoreFinding) -> ModelArtifacts:

@@ -95,6 +95,8 @@ class OptionTable:
             names += [row.name for row in self.rows.server if row.written]
             same = next((name for name in names if name.lower() == key.lower()), None)
             return f"write {same}" if same else self._elsewhere(key) or closest(key, names)
+        if key.startswith(OPTION_PREFIX):
+            return self.file_suggestions(option_key(key))
         if self.is_known(key):
             return f"write {FILE_PREFIX}{key}"
         names = [row.name for row in self.rows.server if FILE in row.written]

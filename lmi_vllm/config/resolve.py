@@ -19,6 +19,7 @@ _UNPREFIXED_OPTIONS: Final = ("model_loading_timeout", "normalize")
 
 _VARIABLES: Final = frozenset((OriginKind.VARIABLE, OriginKind.ALIAS))
 _HIDING: Final = _VARIABLES | {OriginKind.FILE}
+_HIDDEN: Final = _VARIABLES | {OriginKind.LATE}
 
 
 class Resolver:
@@ -94,7 +95,12 @@ class Resolver:
         if candidates and candidates[0].origin.kind is OriginKind.FLAG:
             return candidates[:1]  # it wins over every other name, too
         typed = [raw for raw in candidates if raw.origin.kind is not OriginKind.LATE]
-        return candidates if all(raw.is_unset for raw in typed) else typed
+        if all(raw.is_unset for raw in typed):
+            return candidates
+        for late in candidates:
+            if late not in typed and late.key != typed[0].key and late.text != typed[0].text:
+                self.report.warn(f"{late.stated} is not used: {typed[0].stated} comes first")
+        return typed
 
     def _resolve(self, row: Option, found: list[RawValue]) -> Setting | None:
         """The row's setting: the first of `found` that is valid, after effect and value rule."""
@@ -234,5 +240,5 @@ def report_hidden(model: Layers, report: Report) -> None:
             )
         elif winner.origin.kind in _HIDING:
             for raw in others:
-                if raw.origin.kind in _VARIABLES:
+                if raw.origin.kind in _HIDDEN:
                     report.warn(f"{raw.stated} is not used: {winner.stated} comes first")

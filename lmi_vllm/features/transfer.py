@@ -114,8 +114,10 @@ def naming_what_is_slow(source: str, seconds: float = SLOW_SECONDS) -> Iterator[
 
 
 @contextmanager
-def file_lock(lock: Path, what: str) -> Iterator[None]:
+def file_lock(lock: Path, what: str, *, is_removed: bool = False) -> Iterator[None]:
     """Hold the file lock `lock` while the body runs; the system releases it if we are killed.
+
+    It is removed while it is held: the library gives no lock on a file that is gone.
 
     Raises:
         OSError: the file cannot be made; the library would wait for it for ever.
@@ -131,6 +133,8 @@ def file_lock(lock: Path, what: str) -> Iterator[None]:
     try:
         yield
     finally:
+        if is_removed:
+            lock.unlink(missing_ok=True)
         held.release()
 
 

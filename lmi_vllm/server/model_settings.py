@@ -9,8 +9,12 @@ import logging
 from collections.abc import Mapping
 from dataclasses import asdict
 
-from lmi_vllm.config.model_source import find_in_store
-from lmi_vllm.config.properties import parse_properties, read_properties
+from lmi_vllm.config.model_source import (
+    find_in_store,
+    prefix_of_model,
+    properties_of_prefix,
+)
+from lmi_vllm.config.properties import read_properties
 from lmi_vllm.config.setting import CommandLine
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.inference.lifecycle import Phase, StartProgress
@@ -64,16 +68,12 @@ async def _completed(
         logger.info("unpacking %s", finding.archive)
         await asyncio.to_thread(unpack, finding.archive, environ, str(finding.archive))
         settings = configuration.load(environ, typed)
-    named = typed.model or environ.get("HF_MODEL_ID", "").strip()
-    if settings.model.model_id is None and finding.url:
-        named = finding.url
     sources = configuration.sources
-    if not sources.is_store(named) or settings.properties is not None:
+    named = prefix_of_model(settings, typed.model, environ, sources)
+    if not named:
         return settings
     if not is_archive(named):
-        text = await asyncio.to_thread(sources.read_text, named, PROPERTIES_NAME, environ)
-        origin = f"{named.rstrip('/*')}/{PROPERTIES_NAME}"
-        properties = None if text is None else parse_properties(text, origin)
+        properties = await asyncio.to_thread(properties_of_prefix, named, environ, sources)
     else:
         start.enter(Phase.DOWNLOAD)
         request = FetchRequest(

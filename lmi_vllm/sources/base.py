@@ -23,6 +23,10 @@ class RefusedAccessError(DownloadError):
     """The source answers, and refuses access; a copy that was fetched before may be used."""
 
 
+class NothingThereError(DownloadError):
+    """Nothing is there to fetch, and a copy that was fetched before would be of another source."""
+
+
 class UnreachableError(Exception):
     """The source cannot be reached; a cached copy may be used instead."""
 
@@ -212,6 +216,9 @@ class Store(Source, Protocol):
 
     def lacking(self, reference: str, environ: Mapping[str, str]) -> str:
         """What the variables lack to read a URL, if its form can be read; empty for nothing."""
+
+    def require_objects(self, request: FetchRequest) -> None:
+        """Raise `NothingThereError` if the store answers, and has nothing below the URL."""
 
     @property
     def is_streamed_by_vllm(self) -> bool:

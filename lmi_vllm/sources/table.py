@@ -54,6 +54,17 @@ class Sources:
         request = FetchRequest(reference.strip(), environ, revision)
         return self.source_of(request.reference).read_text(request, name)
 
+    def unreadable(self, reference: str, environ: Mapping[str, str]) -> str:
+        """Why no store can be asked for `reference`; empty if it can, or is of no store."""
+        if (store := self.store_of(reference.strip())) is None:
+            return ""
+        return store.problem(reference) or store.lacking(reference, environ)
+
+    def require_objects(self, reference: str, environ: Mapping[str, str]) -> None:
+        """Raise `NothingThereError` if `reference` is a URL of a store with nothing below it."""
+        if (store := self.store_of(reference.strip())) is not None:
+            store.require_objects(FetchRequest(reference.strip(), environ))
+
     def is_store(self, reference: str) -> bool:
         """Whether `reference` is a URL of a store, below which is a whole model directory."""
         return self.store_of(reference.strip()) is not None

@@ -89,6 +89,12 @@ def _archive_warnings(model: ModelArtifacts | None) -> tuple[str, ...]:
             f"be in it is not shown here",)  # fmt: skip
 
 
+def _absent(files: ModelFiles, settings: Settings) -> str:
+    """The error of a model that is not there, with what names it."""
+    named = settings.model.details.model_id
+    return f"option.model_id ({named.origin}): {files.problem}" if named.is_set else files.problem
+
+
 def _put_model(draft: ArgumentDraft) -> None:
     """The model as the engine gets it."""
     model, model_id = draft.model, draft.settings.model.details.model_id
@@ -209,12 +215,20 @@ class Translator:
         translation = self.translate(settings, model, devices, files, known)
         is_fault = missing is not None and not isinstance(missing, NoModelError)
         is_unread = bool(files.problem) and model is not None and not is_directory(model.model)
-        unread = (files.unread_warning,) if is_unread else ()
+        said = (*settings.errors, *translation.errors, *translation.warnings)
+        is_new = is_unread and not any(files.problem in sentence for sentence in said)
+        unread = (files.unread_warning,) if is_new and not files.is_missing else ()
+        absent = (_absent(files, settings),) if is_new and files.is_missing else ()
         warnings = (*translation.warnings, *unread, *_archive_warnings(model))
         return replace(
             translation,
             warnings=(*settings.warnings, *warnings),
-            errors=(*settings.errors, *([str(missing)] if is_fault else []), *translation.errors),
+            errors=(
+                *settings.errors,
+                *absent,
+                *([str(missing)] if is_fault else []),
+                *translation.errors,
+            ),
             missing=missing,
             files=files,
         )

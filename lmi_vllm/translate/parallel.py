@@ -1,6 +1,7 @@
 """Devices -> tensor, pipeline and data parallel sizes."""
 
 from collections.abc import Iterator, Mapping
+from typing import Final
 
 from lmi_vllm.checks.model import head_counts, text_part
 from lmi_vllm.config.setting import Setting
@@ -10,6 +11,8 @@ from lmi_vllm.translate.draft import FREE_GPUS, ArgumentDraft
 
 def assign_devices(draft: ArgumentDraft) -> None:
     """Set the parallel sizes, the copies and the devices."""
+    if _is_load_balanced(draft):
+        return
     asked, model = draft.values.get("nnodes"), draft.settings.model
     nodes = max(1, asked) if isinstance(asked, int) else 1
     degree = model.details.tensor_parallel_degree
@@ -33,6 +36,28 @@ def assign_devices(draft: ArgumentDraft) -> None:
         _assign_gpus(draft, span, first_devices)
     elif span > draft.devices.gpu_count * nodes:
         draft.fail(_not_enough(draft, span, draft.devices.gpu_count * nodes))
+
+
+# What vLLM's own HTTP server has for copies that answer on several nodes, or each on a port.
+_LOAD_BALANCED: Final = (
+    "data_parallel_hybrid_lb", "data_parallel_external_lb", "data_parallel_multi_port_external_lb",
+    "data_parallel_rank", "data_parallel_start_rank",
+)  # fmt: skip
+
+
+def _is_load_balanced(draft: ArgumentDraft) -> bool:
+    """Refuse copies outside of this server by the names of what asks for them."""
+    given = {name: draft.values.get(name) for name in _LOAD_BALANCED}
+    asked = [name for name, value in given.items() if value is not None and value is not False]
+    here = draft.values.get("data_parallel_size_local")
+    if here is not None and here != (draft.settings.model.data_parallel_size or 1):
+        asked.append("data_parallel_size_local")
+    for name in asked:
+        draft.fail(
+            f"{draft.label(name)} is not possible: all copies of a model answer in one server; "
+            "leave it out, and run a server on each node or port, behind a router"
+        )
+    return bool(asked)
 
 
 def _tensor_size(

@@ -175,12 +175,24 @@ def lora(draft: ArgumentDraft) -> None:
             f"({said.max_loras.origin})",
             said.max_cpu_loras,
         )
+    _warn_of_missing_folder(draft)
     if draft.values.get("default_mm_loras"):
         draft.fail(
             f"option.{draft.label('default_mm_loras')} is not supported: vLLM would choose an "
             "adapter by the words in a message, and those are no names here; put each adapter in "
             "the folder adapters/ of the model, or register it, and name it in the requests"
         )
+
+
+def _warn_of_missing_folder(draft: ArgumentDraft) -> None:
+    """Warn of a folder of adapters that was named and is not there."""
+    model = draft.settings.model
+    said, place = model.details.adapters, Path(without_file_scheme(model.adapters))
+    root = draft.model.directory if draft.model is not None else None
+    is_known = place.is_absolute() or root is not None
+    is_missing = is_known and not (root or Path()).joinpath(place).is_dir()
+    if said.is_set and model.enable_lora and is_missing:
+        draft.warn(f"{said.stated} is no folder: no adapter is registered from it", said)
 
 
 def adapter_format(draft: ArgumentDraft) -> None:

@@ -148,6 +148,7 @@ def test_variables_that_are_not_read_are_named(
     [
         (["--max-modle-len", "64"], "closest names: --max-model-len"),
         (["--headless"], "--headless is not possible here"),
+        (["--config", __file__, "--config", "/b"], "--config /b: a second file is not read"),
         ([MODEL, "--model", "/other"], "names another model"),
         (["--max-model-len", "many"], "--max-model-len many"),
         (["--lora-modules", "nothing"], "lora_modules"),

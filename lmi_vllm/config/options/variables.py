@@ -13,9 +13,12 @@ class Variables(Section):
     # fmt: off
     lmi_strict: bool = variable(parse.boolean, "Unknown names are errors (--strict).",
         default=False, values="bool")
-    lmi_api_key: str | None = variable(parse.verbatim, "The key clients must send.")
+    lmi_api_key: str | None = variable(parse.verbatim,
+        "The key clients must send; of several, a line each, one.")
     vllm_api_key: str | None = variable(parse.verbatim,
         "As LMI_API_KEY, under the name that `vllm serve` reads.")
+    vllm_plugins: str | None = variable(parse.verbatim, "vLLM loads only these of its plug-ins; "
+        "ours is added.", values="names")
     lmi_api_key_file: str | None = variable(parse.verbatim, "File with one key a line.",
         values="path")
     lmi_custom_code: str = variable(parse.one_of("local", "roots", "all", "none"), "Whose "

@@ -47,6 +47,15 @@ _OF_HUGGING_FACE: Final = MappingProxyType(
         "HF_LMCACHE_KV_CONFIG": "set OPTION_KV_TRANSFER_CONFIG",
     }
 )
+# Variables that vLLM's own HTTP server reads, and this one does not.
+_OF_VLLM_SERVER: Final = MappingProxyType(
+    {
+        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "idle connections stay open for 630 s",
+        "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH": "set SERVING_HEALTH_CHECK_OVERRIDE=true",
+        "VLLM_LOG_STATS_INTERVAL": "set LMI_STATS_INTERVAL",
+        "VLLM_USE_RUST_FRONTEND": "this server is the front end",
+    }
+)
 _OFF: Final = ("", "0", "false")
 # vLLM's plug-in that loads an adapter from the folder of its name, and what switches it on.
 _RESOLVER_FOLDER: Final = "VLLM_LORA_RESOLVER_CACHE_DIR"
@@ -197,6 +206,9 @@ def from_tgi(environ: Mapping[str, str], options: OptionTable) -> OtherSettings:
             found.errors.append(f"{name}={text} cannot be used: {error}")
     for source, replacement in pair_replacements(environ):
         found.add(replacement, source, source.partition("=")[0])
+    if environ.get("CUDA_GRAPHS") and environ.get("ENABLE_CUDA_GRAPHS"):
+        older = f"ENABLE_CUDA_GRAPHS={environ['ENABLE_CUDA_GRAPHS']}"
+        found.warnings.append(f"{older} has no effect: CUDA_GRAPHS counts, only older TGI reads it")
     found.set(f"{FILE_PREFIX}tgi_compat", "true", "MODEL_ID")
     if not environ.get("MAX_CONCURRENT_REQUESTS"):
         found.set("job_queue_size", "128", "TGI's default")
@@ -253,6 +265,8 @@ def _without_meaning(environ: Mapping[str, str]) -> Iterator[str]:
         if name in _OF_HUGGING_FACE and text.strip().lower() not in _OFF:
             advice = _OF_HUGGING_FACE[name]
             yield f"{name} has no effect: it is for Hugging Face's image of vLLM; {advice}"
+        if name in _OF_VLLM_SERVER and text:
+            yield f"{name} has no effect: {_OF_VLLM_SERVER[name]}"
         if name.startswith(NIM_PREFIX):
             yield f"{name} has no effect: {advice_for(name)}"
         for prefix, advice in _OTHER_PREFIXES.items():

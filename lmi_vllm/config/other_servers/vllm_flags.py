@@ -54,6 +54,9 @@ def read_flags(words: Sequence[str]) -> list[Flag]:
     for written, texts in _grouped(rest):
         if not written:
             positional += texts
+        elif written == "--config" and of_files:
+            problem = "a second file is not read, nor by vLLM: give one"
+            of_files.append(Flag("config", "", f"--config {' '.join(texts)}", problem=problem))
         elif written == "--config":
             of_files += _of_file(" ".join(texts))
         else:

@@ -10,7 +10,12 @@ from typing import Any, Final
 from lmi_vllm.errors import DownloadError, MissingRepositoryError
 from lmi_vllm.features.hub.location import HubRepository
 from lmi_vllm.features.transfer import without_secrets
-from lmi_vllm.sources.base import InterruptedTransferError, RefusedAccessError, UnreachableError
+from lmi_vllm.sources.base import (
+    InterruptedTransferError,
+    NothingThereError,
+    RefusedAccessError,
+    UnreachableError,
+)
 
 _CHATTY_LOGGERS: Final = (
     "huggingface_hub.file_download",
@@ -25,6 +30,10 @@ _HUB_HEADERS: Final = ("X-Error-Code", "X-Error-Message")
 _WRONG_SIZE: Final = "Consistency check failed"  # the library's text
 _FIRST_SERVER_FAULT: Final = 500
 _RETRIED_STATUSES: Final = (408, 429)
+
+
+class UnknownReferenceError(MissingRepositoryError, NothingThereError):
+    """The text is no name that the hub could have."""
 
 
 @contextmanager
@@ -44,7 +53,7 @@ def translating(source: HubRepository) -> Iterator[None]:
     try:
         yield
     except HFValidationError as error:
-        raise MissingRepositoryError(_unknown(source.repository)) from error
+        raise UnknownReferenceError(_unknown(source.repository)) from error
     except HfHubHTTPError as error:
         raise _of_answer(source, error) from error
     except OfflineModeIsEnabled as error:

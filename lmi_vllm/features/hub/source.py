@@ -36,7 +36,8 @@ class HuggingFaceHub:
         if target is None:
             return fetch_from_hub(source, request)
         try:
-            with file_lock(target.with_name(f"{target.name}.lock"), source.label):
+            lock = target.with_name(f"{target.name}.lock")
+            with file_lock(lock, source.label, is_removed=True):
                 _fetch_to(source, request, target)
         except OSError as error:
             raise DownloadError(f"{source.label} cannot be stored at {target}: {error}") from error

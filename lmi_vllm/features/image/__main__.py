@@ -142,8 +142,8 @@ def words_of_server(environ: Mapping[str, str], first: Path = Path("/proc/1/cmdl
 def check_health(environ: Mapping[str, str], words: list[str]) -> int:
     """Return 0 when /ping of the server with these words is 200; else print why and return 1."""
     os.environ.pop("PROMETHEUS_MULTIPROC_DIR", None)  # as in `main` of the command line
-    from lmi_vllm.assembly import configuration  # noqa: PLC0415 (after that)
-    from lmi_vllm.commands.explain import command_line_of  # noqa: PLC0415
+    from lmi_vllm.assembly import configuration
+    from lmi_vllm.commands.explain import command_line_of
 
     made = configuration()
     settings = made.load(environ, command_line_of(parse(words), made.options))

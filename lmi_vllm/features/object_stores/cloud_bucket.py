@@ -16,7 +16,7 @@ from lmi_vllm.errors import DownloadError
 from lmi_vllm.features.object_stores.cloud_urls import CloudPlace
 from lmi_vllm.features.object_stores.location import missing_text
 from lmi_vllm.features.transfer import without_secrets
-from lmi_vllm.sources.base import InterruptedTransferError, UnreachableError
+from lmi_vllm.sources.base import InterruptedTransferError, NothingThereError, UnreachableError
 
 CONNECT_SECONDS: Final = 10
 SILENT_SECONDS: Final = 60.0  # of a store that sends nothing
@@ -106,7 +106,7 @@ class CloudBucket:
             advice = self._provider.credentials
             return UnreachableError(f"no usable credentials for {where} ({_short(text)}): {advice}")
         if code in _MISSING_BUCKETS or (status == "404" and "list request" in text):
-            return DownloadError(f"{url}: {where} does not exist: check the name")
+            return NothingThereError(f"{url}: {where} does not exist: check the name")
         if isinstance(error, FileNotFoundError):
             return DownloadError(missing_text(url, where))
         if type(error).__name__ == "PreconditionError":

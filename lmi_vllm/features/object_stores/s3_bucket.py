@@ -9,7 +9,7 @@ from lmi_vllm.errors import DownloadError
 from lmi_vllm.features.object_stores import s3_transfer as transfer
 from lmi_vllm.features.object_stores.location import missing_text
 from lmi_vllm.features.transfer import without_secrets
-from lmi_vllm.sources.base import InterruptedTransferError, UnreachableError
+from lmi_vllm.sources.base import InterruptedTransferError, NothingThereError, UnreachableError
 
 _WRONG_REGION: Final = (
     "301", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException",
@@ -108,7 +108,7 @@ class S3Bucket:
                 f"set AWS_REGION={actual or 'to the region of the bucket'}"
             )
         if code == "NoSuchBucket":
-            return DownloadError(
+            return NothingThereError(
                 f"{url}: {where} does not exist: check the name and AWS_ENDPOINT_URL"
             )
         if code in MISSING:

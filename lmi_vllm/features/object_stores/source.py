@@ -5,6 +5,7 @@ process at a time works on a destination. A cached result counts only while the 
 sizes and ETags. `StoreSource` is the same for all stores.
 """
 
+import contextlib
 import logging
 import re
 import shutil
@@ -28,6 +29,7 @@ from lmi_vllm.sources.base import (
     FetchRequest,
     InterruptedTransferError,
     Limits,
+    NothingThereError,
     ObjectStore,
     StoredObject,
     UnreachableError,
@@ -92,7 +94,8 @@ class StoreSource:
         cached = cache_directory(store.url + part, request.environ)
         target = request.destination or cached
         try:
-            with file_lock(target.with_name(f"{target.name}.lock"), store.url):
+            lock = target.with_name(f"{target.name}.lock")
+            with file_lock(lock, store.url, is_removed=target != cached):
                 _update(store, target, request, with_weights=with_weights)
         except OSError as error:
             raise DownloadError(
@@ -103,6 +106,11 @@ class StoreSource:
     def _fetches_weights(self, load_format: str | None) -> bool:
         is_streamed = self.is_streamed_by_vllm or load_format == "dummy"
         return load_format not in _WITHOUT_WEIGHTS or not is_streamed
+
+    def require_objects(self, request: FetchRequest) -> None:
+        """Raise `NothingThereError` if the store answers, and has nothing below the URL."""
+        with contextlib.suppress(*_UNAVAILABLE):
+            _listed(self.make_store(request.reference, request.environ), request, with_weights=True)
 
     def read_text(self, request: FetchRequest, name: str) -> str | None:
         """Return the text of one object below the URL; None without one.
@@ -156,7 +164,7 @@ def _listed(
     if limits is not None:
         limits.check(store.url, len(objects), sum(stored.size for stored in objects))
     if not objects:
-        raise DownloadError(
+        raise NothingThereError(
             f"{store.url} holds no objects: check the prefix ({store.listed_url}); a single file "
             "must be a .tar.gz, .tgz, .tar or .zip"
         )

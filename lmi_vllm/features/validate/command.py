@@ -10,8 +10,8 @@ from lmi_vllm.checks.model_config import ModelFiles, read_directory
 from lmi_vllm.commands.explain import (
     add_format_arguments,
     add_source_arguments,
-    command_line_of,
     reader_of,
+    settings_of,
     translation_of,
     write_answer,
 )
@@ -44,7 +44,7 @@ def run(
     arguments: argparse.Namespace, environ: Mapping[str, str], configuration: Configuration
 ) -> int:
     """Print the explanation with the checks' results; returns 0, or 2 when there is an error."""
-    settings = configuration.load(environ, command_line_of(arguments, configuration.options))
+    settings = settings_of(arguments, environ, configuration)
     given_files = read_directory(Path(arguments.config)) if arguments.config else None
     read = reader_of(arguments, settings, environ, configuration, with_size=True)
     if given_files is not None:
@@ -77,7 +77,8 @@ def validate(
     explanation, arguments = configuration.explain(translation), translation.arguments.values
     if files.config is None:
         others = tuple(one for one in explanation.warnings if one != files.unread_warning)
-        faults = tuple(dict.fromkeys((*explanation.errors, files.unread_warning)))
+        is_said = any(files.problem in error for error in explanation.errors)
+        faults = (*explanation.errors, *(() if is_said else (files.unread_warning,)))
         return replace(explanation, warnings=others, errors=faults, checked=(_SETTINGS_ALONE,))
     origin = translation.arguments.origin_of("hf_overrides")
     given = None if origin.kind is OriginKind.DERIVED else arguments.get("hf_overrides")

@@ -19,6 +19,10 @@ URL_ENCODED: Final = "application/x-www-form-urlencoded"
 MAX_BODY_VALUES: Final = 1 << 20
 MAX_ESCAPES: Final = 1 << 18  # of `%41` in a form: decoding them is slow
 CSV_COLUMNS: Final = ("inputs", "question", "context")
+_ROUTE: Final = (
+    "a form with a file needs the route that takes it, such as route=/v1/audio/transcriptions in "
+    "X-Amzn-SageMaker-Custom-Attributes"
+)
 EXAMPLE_BODY: Final = '{"inputs": "text", "parameters": {"max_new_tokens": 30}}'
 MAX_MESSAGES: Final = 8192  # and parts: each is checked, and put into the template, one by one
 MAX_TOOLS: Final = 1024  # 50 us each in vLLM's models, on the event loop
@@ -142,12 +146,17 @@ def _decode_form(body: bytes, content_type: str) -> dict[str, Any]:
         return _decode_json(body)
     for name, part_type, content in _form_fields(body, content_type):
         if name == "data":
-            text = _text(content)
+            try:
+                text = content.decode()
+            except UnicodeDecodeError as error:
+                raise PayloadError(f"the form's field data is not UTF-8 text: {_ROUTE}") from error
             is_object = KIND in content_type.lower() and text.lstrip().startswith("{")
             if is_object or "json" in part_type:
                 return _decode_json(text.encode())
             return {"inputs": text}
-    raise PayloadError("the form has no field data; send JSON as application/json")
+    of_files = f". {_ROUTE.capitalize()}" if KIND in content_type.lower() else ""
+    text = f"the form has no field data; send JSON as application/json{of_files}"
+    raise PayloadError(text)
 
 
 def _form_fields(body: bytes, content_type: str) -> Iterator[tuple[str, str, bytes]]:

@@ -104,8 +104,10 @@ def test_every_place_of_a_key_counts(tmp_path: Path) -> None:
     """Also the name that `vllm serve` reads, and each line of a file."""
     file = tmp_path / "keys"
     file.write_text("third\n\n fourth \n")
-    environ = {"LMI_API_KEY": "first", "VLLM_API_KEY": "second", "LMI_API_KEY_FILE": str(file)}
+    environ = {"LMI_API_KEY": "first\n", "VLLM_API_KEY": "second", "LMI_API_KEY_FILE": str(file)}
     assert api_keys(load_settings(environ).server) == ("first", "second", "third", "fourth")
+    environ = {"LMI_API_KEY": "first\nsecond"}
+    assert api_keys(load_settings(environ).server) == ("first", "second")
 
 
 @pytest.mark.parametrize("text", ["", " ", "\n"])

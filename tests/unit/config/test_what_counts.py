@@ -50,8 +50,41 @@ def test_too_many_ranks_name_what_asks_for_them(
 def test_two_variables_that_disagree_are_a_warning(explained: ExplainRun, tmp_path: Path) -> None:
     """One was hidden with a note in a table alone."""
     (tmp_path / "model").mkdir()
-    given = {"MODEL_ID": str(tmp_path / "model"), "NUM_SHARD": "1", "CUDA_GRAPHS": "0"}
-    said = explained("", {**given, "ENABLE_CUDA_GRAPHS": "true"}).document["warnings"]
-    assert any("CUDA_GRAPHS) is not used" in text and "ENABLE_CUDA" in text for text in said)
-    agreeing = explained("", {**given, "ENABLE_CUDA_GRAPHS": "false"}).document["warnings"]
-    assert not any("is not used" in text for text in agreeing)
+    given = {"MODEL_ID": str(tmp_path / "model"), "NUM_SHARD": "1", "ENABLE_CUDA_GRAPHS": "false"}
+    for sizes in ("0", "1,2"):
+        found = explained("", {**given, "CUDA_GRAPHS": sizes}).document
+        assert any("ENABLE_CUDA_GRAPHS=false has no effect" in text for text in found["warnings"])
+        assert found["engine_args"].get("enforce_eager", False) is (sizes == "0")
+    pairs = {
+        "SM_VLLM_TENSOR_PARALLEL_SIZE=2": "TENSOR_PARALLEL_DEGREE=1",
+        "OPTION_MAX_ROLLING_BATCH_SIZE=32": "MAX_BATCH_SIZE=16",
+    }
+    for first, other in pairs.items():
+        environ = dict(pair.split("=") for pair in (first, other))
+        said = explained("", environ, "--gpus", "2").document["warnings"]
+        names = (other.partition("=")[0], first.partition("=")[0])
+        wanted = f"({names[0]}) is not used: "
+        assert any(wanted in text and f"({names[1]}) comes first" in text for text in said), said
+
+
+def test_folder_of_adapters_that_is_not_there_is_a_warning(explained: ExplainRun) -> None:
+    """No adapter was served, and nothing said so."""
+    given = {"OPTION_ADAPTERS": "/nonexistent", "OPTION_ENABLE_LORA": "true"}
+    (said,) = explained("", given).document["warnings"]
+    assert said.startswith("option.adapters=/nonexistent (OPTION_ADAPTERS) is no folder")
+
+
+def test_variables_of_vllms_http_server_are_named(explained: ExplainRun) -> None:
+    """Charts set them, and here they have no effect; what vLLM's engine reads has no row."""
+    given = {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "60", "VLLM_LOG_STATS_INTERVAL": "5"}
+    said = " ".join(explained("", given | {"VLLM_ATTENTION_BACKEND": "X"}).document["warnings"])
+    assert all(f"{name} has no effect" in said for name in given)
+    assert "VLLM_ATTENTION_BACKEND" not in said
+
+
+def test_an_option_in_the_spelling_of_a_variable_is_named_for_the_file(
+    explained: ExplainRun,
+) -> None:
+    """The advice was to write what was written."""
+    (said,) = explained("OPTION_MAX_MODEL_LEN=64", {}).document["warnings"]
+    assert said.endswith("write option.max_model_len")

@@ -60,6 +60,7 @@ EXAMPLES = (
         "option over alias",
         {"max_num_seqs": 64},
         environ="MAX_BATCH_SIZE=16 OPTION_MAX_ROLLING_BATCH_SIZE=64",
+        warnings=1,  # that names the alias
     ),
     Example(
         "old lmi-dist file",

@@ -94,6 +94,27 @@ def test_sizes_follow_from_options_and_devices(case: Case) -> None:
         assert all(case.warns in text for text in result.warnings)
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        "data_parallel_hybrid_lb=true", "data_parallel_external_lb=true", "data_parallel_rank=1",
+        "data_parallel_multi_port_external_lb=true", "data_parallel_start_rank=0",
+        "data_parallel_size_local=8",
+    ],
+)  # fmt: skip
+def test_copies_outside_of_this_server_are_refused_by_name(given: str) -> None:
+    """They ended with too few devices, or were taken silently."""
+    file = parse_properties(f"option.{given}\noption.data_parallel_size=16\n")
+    settings = load_settings({"SERVING_MODEL_STORE": "/nonexistent"}, extra_properties=file)
+    (error,) = translate(settings, None, Devices(8)).errors
+    assert error.startswith(
+        f"{given.partition('=')[0]} (serving.properties line 1) is not possible"
+    )
+    file = parse_properties("option.data_parallel_size_local=1\noption.data_parallel_size=1\n")
+    settings = load_settings({"SERVING_MODEL_STORE": "/nonexistent"}, extra_properties=file)
+    assert translate(settings, None, Devices(8)).errors == ()
+
+
 def test_two_cpu_ranks_need_a_place_each() -> None:
     """Without a GPU, ranks are placed on NUMA nodes, or where threads are bound by hand."""
     settings = load_settings({"OPTION_TENSOR_PARALLEL_DEGREE": "2"})

@@ -33,6 +33,7 @@ OPTIONS = configuration().options
         ("--shutdown-timeout 45", {"SERVING_SHUTDOWN_TIMEOUT": "45"}),
         ("--uds /run/a.sock", {"SERVING_INFERENCE_ADDRESS": "unix:/run/a.sock"}),
         ("--api-key k", {"LMI_API_KEY": "k"}),
+        ("--api-key k l", {"LMI_API_KEY": "k\nl"}),
         ("--api-server-count 2", {"LMI_FRONTEND_PROCESSES": "2"}),
         ("--root-path /a", {"option.root_path": "/a"}),
         ('--allowed-origins ["x"]', {"SERVING_CORS_ALLOWED_ORIGIN": "x"}),

@@ -54,7 +54,7 @@ def test_to_places_plain_files_once(
         ".lmi-fetch.json", "config.json", "model.safetensors",
     }  # fmt: skip
     assert not any(p.is_symlink() for p in target.iterdir())
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "out.lock"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out"]
 
     hub.requests.clear()
     assert fetch(environ, "acme/tiny", "--to", str(target)) == 0

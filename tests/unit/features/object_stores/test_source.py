@@ -10,7 +10,7 @@ from filelock import FileLock
 
 from lmi_vllm.checks.model_config import read_model_files
 from lmi_vllm.config.model_source import locate_model, with_files
-from lmi_vllm.errors import DownloadError
+from lmi_vllm.errors import ConfigurationError, DownloadError
 from lmi_vllm.features.object_stores import source
 from lmi_vllm.features.object_stores.source import StoreSource
 from lmi_vllm.features.sessions.start import upload_directory
@@ -19,6 +19,7 @@ from lmi_vllm.sources.base import FetchRequest, StoredObject
 from tests.support.adapter_files import CAPITALS
 from tests.support.assembled import SOURCES, AdapterSources, fetch_model, load_settings
 from tests.support.fetching import wait_until
+from tests.support.remote_models import explained, planned
 
 OBJECTS = {
     "tiny/config.json": b"{}",
@@ -137,6 +138,23 @@ def test_what_another_process_fetches_is_waited_for_aloud(
             lock.release()
         assert fetching.result(20) == tmp_path / "out"
     assert str(tmp_path / "out.lock") in caplog.text
+
+
+def test_explain_reads_the_prefix_as_a_start_does(
+    environ: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its own options count; a prefix without objects is an error, and not config.json's lack."""
+    own = b"option.max_model_len=64\noption.model_id=acme/other\n"
+    monkeypatch.setitem(OBJECTS, "tiny/serving.properties", own)
+    document = explained({**environ, "HF_MODEL_ID": "mem://tiny/"}, capsys)
+    assert document["engine_args"]["max_model_len"] == 64
+    given = {**environ, "HF_MODEL_ID": "mem://typo/"}
+    (error,) = explained(given, capsys)["errors"]
+    assert error.startswith("option.model_id (HF_MODEL_ID): mem://typo/ holds no objects")
+    with pytest.raises(ConfigurationError, match="holds no objects"):
+        planned(given)
+    (error,) = explained({**environ, "HF_MODEL_ID": "hf://acme/x"}, capsys)["errors"]
+    assert "'hf://acme/x' is neither an existing path" in error
 
 
 @pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="needs a folder that takes no files")

@@ -371,7 +371,10 @@ def test_config_of_an_s3_model_is_fetched_and_nothing_else(
     assert "tiny/model.safetensors" not in empty_store.objects_sent
     environ["HF_MODEL_ID"] = f"s3://{BUCKET}/nothing/"
     code, document = validated(None, environ)
-    assert "no config.json" in document["errors"][-1]
+    (error,) = document["errors"]
+    assert error.startswith(
+        f"option.model_id (HF_MODEL_ID): s3://{BUCKET}/nothing/ holds no objects"
+    )
     environ["HF_MODEL_ID"] = "s3://no-such-bucket/x/"
     code, document = validated(None, environ)
     assert "does not exist" in document["errors"][-1]
