@@ -66,7 +66,7 @@ REFUSED_VERBS: Final[Mapping[str, str]] = MappingProxyType(
 def main(arguments: list[str] | None = None) -> None:
     """Run one verb and exit with its code."""
     open_closed_streams()
-    drop_line_breaks()
+    drop_additions()
     os.umask(os.umask(0o022) | _NOT_FOR_ALL)  # of everything that is fetched, unpacked and kept
     # Deployments set it for vLLM's own server: prometheus_client would count in what others left.
     os.environ.pop("PROMETHEUS_MULTIPROC_DIR", None)
@@ -98,8 +98,14 @@ def open_closed_streams() -> None:
     sys.stderr = sys.stderr or os.fdopen(_STDERR, "w", 1, closefd=False)
 
 
-def drop_line_breaks() -> None:
-    """Drop line breaks at the ends of variables: a Kubernetes Secret made of a file has one."""
+def drop_additions() -> None:
+    """Drop what Kubernetes adds: a line break at the end of a Secret, and a Service's VLLM_PORT.
+
+    A Secret made of a file has one. A Service named vllm makes a URL of vLLM's own variable, which
+    ends its engine.
+    """
+    if os.environ.get("VLLM_PORT", "").startswith("tcp://"):
+        del os.environ["VLLM_PORT"]
     for name, text in os.environ.items():
         if text.endswith(("\n", "\r")):
             os.environ[name] = text.rstrip("\r\n")

@@ -127,8 +127,10 @@ def _model_row(translation: Translation) -> Setting:
     if model is None:
         note = _NO_MODEL if translation.missing else _STARTS_WITHOUT
         return Setting("model_id", None, DEFAULT_ORIGIN, EffectWord.MAPS_TO, ("model",), note)
-    note = "The model directory itself."
-    origin = Origin(OriginKind.DERIVED, str(model.directory))
+    note, listed = "The model directory itself.", translation.settings.server.details.load_models
+    origin = Origin(OriginKind.DERIVED, str(model.directory or model.model))
+    if model.directory is None and listed.is_set:
+        note, origin = "Named by load_models.", listed.origin
     return Setting("model_id", model.model, origin, EffectWord.MAPS_TO, ("model",), note)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lmi_vllm.cli import VERBS, main
+from lmi_vllm.cli import VERBS, drop_additions, main
 
 COMMANDS = {
     "no stdout": ("explain --demo --offline >&-", 0, ""),
@@ -120,3 +120,13 @@ def test_a_line_break_at_the_end_of_a_variable_is_dropped() -> None:
     ended = run_with("explain --offline", **given)
     assert ended.returncode == 0, ended.stdout
     assert "enforce_eager = true" in ended.stdout
+
+
+def test_the_port_of_a_service_named_vllm_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kubernetes sets it in every pod beside the Service; vLLM's engine ended on it."""
+    monkeypatch.setenv("VLLM_PORT", "tcp://10.0.0.2:8000")
+    drop_additions()
+    assert "VLLM_PORT" not in os.environ
+    monkeypatch.setenv("VLLM_PORT", "8123")
+    drop_additions()
+    assert os.environ["VLLM_PORT"] == "8123"

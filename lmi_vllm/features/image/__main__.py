@@ -27,7 +27,7 @@ from typing import Final, NoReturn
 from lmi_vllm.cli import (
     REFUSED_VERBS,
     VERBS,
-    drop_line_breaks,
+    drop_additions,
     fail,
     open_closed_streams,
     parse,
@@ -51,7 +51,7 @@ NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as a shell would end
 def main(arguments: list[str] | None = None) -> None:
     """Exec the command of the container; `serve` without one."""
     open_closed_streams()
-    drop_line_breaks()
+    drop_additions()
     words = (sys.argv[1:] if arguments is None else arguments) or ["serve"]
     environ = dict(os.environ)
     if words == ["install-commands"]:

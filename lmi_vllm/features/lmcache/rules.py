@@ -1,6 +1,6 @@
 """LMCache and KV transfer: their options, whether the package is there, what excludes what."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from typing import ClassVar, Final
 
@@ -12,6 +12,7 @@ from lmi_vllm.translate.draft import ArgumentDraft
 from lmi_vllm.translate.parallel import worker_cap
 
 PACKAGE: Final = "lmcache"
+_NIXL: Final = ("nixl", "nixl_rocm")
 
 
 class LmcacheSettings(FeatureSettings):
@@ -66,7 +67,14 @@ def check_workers(draft: ArgumentDraft) -> None:
 
 
 def check_package(draft: ArgumentDraft) -> None:
-    """Refuse LMCache where vLLM would not find it; say what it cannot do without a GPU."""
+    """Refuse LMCache and NIXL where vLLM would not find them; say what is not for a CPU."""
+    config = draft.settings.feature(LmcacheSettings).kv_transfer_config
+    if any(name.startswith("Nixl") for name in _connectors(config)) and not any(
+        is_installed(package) for package in _NIXL
+    ):
+        said = draft.settings.feature(LmcacheSettings).details.kv_transfer_config
+        sentence = f"{said.label} needs the package nixl: pip install nixl"
+        (draft.fail if is_installed("vllm") else draft.warn)(sentence, said)
     asked = _asked(draft)
     if asked is None:
         return
@@ -101,5 +109,16 @@ def _asked(draft: ArgumentDraft) -> Setting | None:
 
 
 def _is_lmcache(config: object) -> bool:
-    connector = config.get("kv_connector") if isinstance(config, Mapping) else None
-    return isinstance(connector, str) and connector.startswith("LMCache")
+    return any(name.startswith("LMCache") for name in _connectors(config))
+
+
+def _connectors(config: object) -> Iterator[str]:
+    """Yield the name of the connector, and of those that it joins."""
+    if not isinstance(config, Mapping):
+        return
+    if isinstance(name := config.get("kv_connector"), str):
+        yield name
+    extra = config.get("kv_connector_extra_config")
+    joined = extra.get("connectors") if isinstance(extra, Mapping) else None
+    for one in joined if isinstance(joined, list) else ():
+        yield from _connectors(one)

@@ -100,6 +100,8 @@ REFUSED_BODIES: dict[str, tuple[bytes, str, str]] = {
     "csv cell too long": (b"inputs\n" + b"x" * 200_000, "text/csv", "not valid CSV"),
     "form without data": (b"x=1", FORM, "no field data"),
     "multipart without data": (multipart(("x", "", b"1")), MULTIPART, "no field data"),
+    "multipart with a file": (multipart(("file", "", b"\xff")), MULTIPART, "route=/v1/audio"),
+    "multipart data of a file": (multipart(("data", "", b"\xff")), MULTIPART, "route=/v1/audio"),
     "multipart cut off": (b"--B\r\nContent-Dis", MULTIPART, "has no empty line after its headers"),
     "multipart, no boundary": (multipart(("data", "", b"x")), "multipart/form-data", "no field"),
     "multipart, broken JSON": (

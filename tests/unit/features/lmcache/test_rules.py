@@ -16,7 +16,7 @@ ASKS = (
 )
 OTHERS = (
     "option.lmcache_auto_config=false",
-    'option.kv_transfer_config={"kv_connector":"NixlConnector","kv_role":"kv_both"}',
+    'option.kv_transfer_config={"kv_connector":"P2pNcclConnector","kv_role":"kv_both"}',
 )
 
 
@@ -41,6 +41,25 @@ def test_missing_package_is_an_error_with_the_install_command(
     install(monkeypatch, "vllm", "lmcache")
     run = explained(line)
     assert (run.errors, [text for text in run.warnings if "lmcache" in text.lower()]) == ([], [])
+
+
+@pytest.mark.parametrize(
+    "connector",
+    [
+        '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}',
+        '{"kv_connector": "MultiConnector", "kv_role": "kv_both", "kv_connector_extra_config": '
+        '{"connectors": [{"kv_connector": "NixlConnector", "kv_role": "kv_both"}]}}',
+    ],
+)
+def test_missing_nixl_is_an_error_too(
+    connector: str, explained: ExplainRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Charts that split prefill and decode ask for it; the engine ended after a minute."""
+    install(monkeypatch, "vllm")
+    (error,) = explained(f"option.kv_transfer_config={connector}", {}).errors
+    assert error.endswith("needs the package nixl: pip install nixl")
+    install(monkeypatch, "vllm", "nixl")
+    assert explained(f"option.kv_transfer_config={connector}", {}).errors == []
 
 
 @pytest.mark.parametrize("line", OTHERS)

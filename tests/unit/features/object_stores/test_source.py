@@ -148,6 +148,10 @@ def test_explain_reads_the_prefix_as_a_start_does(
     monkeypatch.setitem(OBJECTS, "tiny/serving.properties", own)
     document = explained({**environ, "HF_MODEL_ID": "mem://tiny/"}, capsys)
     assert document["engine_args"]["max_model_len"] == 64
+    monkeypatch.setitem(OBJECTS, "tiny/serving.properties", b"")
+    listed = explained({**environ, "SERVING_LOAD_MODELS": "tiny=mem://tiny/"}, capsys)
+    (row,) = (one for one in listed["options"] if one["name"] == "model_id")
+    assert row["origin"] == "SERVING_LOAD_MODELS"
     given = {**environ, "HF_MODEL_ID": "mem://typo/"}
     (error,) = explained(given, capsys)["errors"]
     assert error.startswith("option.model_id (HF_MODEL_ID): mem://typo/ holds no objects")
