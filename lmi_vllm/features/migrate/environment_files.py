@@ -60,10 +60,9 @@ def read_environment(path: str) -> Variables:
         ConfigurationError: it cannot be read.
     """
     text = _read(path)
-    for form in _FORMS:
-        if found := form(text):
-            return found
-    return {}
+    found = next((found for form in _FORMS if (found := form(text))), {})
+    # `serve` drops line breaks at the end of a variable, too.
+    return {name: value and value.rstrip("\r\n") for name, value in found.items()}
 
 
 def commands_in(path: str) -> list[list[str]]:

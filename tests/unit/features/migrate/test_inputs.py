@@ -259,3 +259,13 @@ def test_wrong_source_names_the_right_ones(capsys: pytest.CaptureFixture[str]) -
     said = capsys.readouterr().err
     assert "'tgi'" in said
     assert "SourceServer" not in said
+
+
+def test_a_block_of_yaml_ends_with_no_line_break(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A boolean with one was refused."""
+    file = tmp_path / "map.yaml"
+    file.write_text("kind: ConfigMap\ndata:\n  OPTION_ENFORCE_EAGER: |\n    true\n")
+    code, document = run(capsys, str(file))
+    assert (code, document["properties"]) == (0, {"option.enforce_eager": "true"})
