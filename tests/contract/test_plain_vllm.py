@@ -121,6 +121,17 @@ def test_plain_vllm_has_no_bound_for_texts_that_are_only_converted() -> None:
         assert request.build_tok_params(config).max_total_tokens is None
 
 
+def test_plain_vllm_makes_every_pair_of_parts_that_it_cuts_off() -> None:
+    """`scored_texts`: its tokenizers library does; its handler of scores cuts nothing before."""
+    from vllm.tokenizers import get_tokenizer
+
+    tokenizer = get_tokenizer(str(DEMO_MODEL_DIR))
+    text = "moon " * 40
+    pairs = tokenizer._tokenizer  # type: ignore[attr-defined]
+    pairs.enable_truncation(4)
+    assert len(pairs.encode(text, text).overflowing) > 40
+
+
 def test_plain_vllm_parser_takes_the_square_of_its_text() -> None:
     """`parsers`: four times the text takes about sixteen times as long."""
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest

@@ -1,6 +1,7 @@
 """Models that embed and rank on the real engine; numbers are checked against transformers."""
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,13 @@ import orjson
 import pytest
 
 from lmi_vllm.engine.base import Engine
-from lmi_vllm.messages import OpenAICall
+from lmi_vllm.messages import HttpCall, OpenAICall
+from lmi_vllm.telemetry.records import RequestRecord, current_record, enter_record
 from tests.contract.conftest import NO_ADAPTERS, LoopThread, start_demo_engine
 from tests.contract.vllm_configuration import translated
 
 pytestmark = pytest.mark.vllm
+HEADERS = [(b"content-type", b"application/json")]
 TEXTS = ["the moon is a ball", "rain", "a river runs to the sea"]
 POOLING_CALLS: tuple[tuple[str, str, dict[str, object]], ...] = (
     ("embeddings", "/v1/embeddings", {"input": TEXTS}),
@@ -299,3 +302,76 @@ def test_gte_v15_matches_transformers(run: LoopThread, tmp_path: Path, architect
         assert torch.allclose(got, wanted, atol=1e-4), (got - wanted).abs().max()
     finally:
         run(engine.close())
+
+
+LONG = "moon " * 400_000
+LONG_TEXTS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "a text": ("embedder", "/v1/embeddings", {"input": LONG}),
+    "of LMI": ("embedder", "/pooling", {"input": [LONG, "rain"]}),
+    "texts to compare": ("embedder", "/score", {"text_1": "rain", "text_2": LONG}),
+    "texts to rank": ("ranker", "/rerank", {"query": LONG, "documents": [LONG, "rain"]}),
+}
+
+
+@pytest.mark.parametrize("truncate", [5, None])
+@pytest.mark.parametrize(("kind", "path", "body"), LONG_TEXTS.values(), ids=LONG_TEXTS)
+def test_long_text_is_cut_or_refused_before_it_is_tokenized(
+    run: LoopThread,
+    request: pytest.FixtureRequest,
+    kind: str,
+    path: str,
+    body: dict[str, Any],
+    truncate: int | None,
+) -> None:
+    """2 MB held the one thread that tokenizes for 2 to 3 s; the answer is that of its beginning."""
+    engine: Engine = request.getfixturevalue(kind)
+    assert engine.http is not None
+
+    def ask(body: dict[str, Any]) -> tuple[int, Any, float]:
+        given = {"model": "lmi", **body, "truncate_prompt_tokens": truncate}
+        call = HttpCall("POST", path, "", HEADERS, orjson.dumps(given), "long")
+        began = time.process_time()
+        reply = run(engine.http.call(call))
+        return reply.status, orjson.loads(reply.body), time.process_time() - began
+
+    ask(body)  # the first call imports
+    status, answer, seconds = ask(body)
+    assert seconds < 0.5
+    if truncate is None:
+        assert status == 400, answer
+        return
+    shorter = orjson.loads(orjson.dumps(body).replace(LONG.encode(), LONG[:130].encode()))
+    assert _figures(answer) == pytest.approx(_figures(ask(shorter)[1]), abs=1e-5)
+
+
+def _figures(answer: Any) -> list[float]:
+    rows = answer.get("data") or answer["results"]
+    found = [row.get("embedding", row.get("data", row.get("score", row.get("relevance_score"))))
+             for row in rows]  # fmt: skip
+    return [one for row in found for one in (row if isinstance(row, list) else [row])]
+
+
+def test_thread_that_reads_the_texts_of_a_request_knows_whose_it_is(
+    run: LoopThread, embedder: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that a name of a picture there is the client's own."""
+    renderer = embedder._llm.renderer  # type: ignore[attr-defined]
+    seen: list[Any] = []
+    plain = renderer.process_for_engine
+
+    def process_for_engine(*given: Any, **more: Any) -> Any:
+        seen.append(current_record())
+        return plain(*given, **more)
+
+    monkeypatch.setattr(renderer, "process_for_engine", process_for_engine)
+    record = RequestRecord("", "", "", "", "192.0.2.1", "")
+
+    async def ask() -> Any:
+        enter_record(record)
+        body = orjson.dumps({"model": "lmi", "input": "rain"})
+        return await embedder.http.call(  # type: ignore[union-attr]
+            HttpCall("POST", "/v1/embeddings", "", HEADERS, body, "whose")
+        )
+
+    assert run(ask()).status == 200
+    assert seen == [record]

@@ -44,6 +44,7 @@ from lmi_vllm.engine.vllm.workarounds.kept_responses import keep_by_client
 from lmi_vllm.engine.vllm.workarounds.messages import end_with_errors, with_objects
 from lmi_vllm.engine.vllm.workarounds.parsers import limit_parsers
 from lmi_vllm.engine.vllm.workarounds.request_bodies import check_body
+from lmi_vllm.engine.vllm.workarounds.scored_texts import bound_scored_texts
 from lmi_vllm.engine.vllm.workarounds.tool_calls import read_calls_alike
 from lmi_vllm.errors import (
     EngineDeadError,
@@ -138,6 +139,7 @@ class Bridge:
         models.lora_resolvers = []  # they load what a request's `model` names, past our registry
         read_calls_alike(app.state)
         limit_parsers(app.state)
+        bound_scored_texts(app.state)
         end_with_errors(app.state)
         end_with_the_engine(app.state)
         leave_out_faults_of_clients()

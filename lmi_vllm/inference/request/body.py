@@ -41,6 +41,8 @@ _SEQUENCES: Final = ("n", "best_of", "num_beams")
 _STRINGS: Final = ("stop", "stop_sequences", "bad_words")
 _IDS: Final = ("request_id", "session_id")
 _TOKEN_IDS: Final = ("logit_bias", "stop_token_ids", "allowed_token_ids")
+# Arguments of a template's call with which it makes token ids, or pads them to any length.
+_TOKENIZING: Final = ("tokenize", "padding", "max_length", "tokenizer_kwargs")
 _LOGPROBS: Final = ("logprobs", "top_n_tokens", "prompt_logprobs")
 _NESTING: Final = frozenset({dict, list})
 _CONVERSATIONS: Final = ("messages", "system")
@@ -55,7 +57,7 @@ _GRAMMARS: Final = (
 # The fields that `check_limits` reads: most requests have none of them.
 _BOUNDED: Final = frozenset(
     {*_SEQUENCES, *_STRINGS, *_IDS, *_TOKEN_IDS, *_GRAMMARS, *_CONVERSATIONS, *_MIXED,
-     "tokens", "repetition_detection", "text", "tools"}
+     "tokens", "repetition_detection", "text", "tools", "chat_template_kwargs"}
 )  # fmt: skip
 # Fields of an OpenAI body with one text or several; each text is work of its own.
 _TEXTS: Final = frozenset(
@@ -265,8 +267,15 @@ def _excesses(given: Mapping[str, Any], limits: RequestLimits) -> Iterator[str]:
     for name in filter(given.__contains__, _IDS):
         if isinstance(value := given[name], str) and len(value) > LONGEST_ID:
             yield f"{name}: at most {LONGEST_ID} characters (got {len(value)})"
+    yield from _tokenizing(given.get("chat_template_kwargs"))
     yield from _long_lists(given, limits)
     yield from _large_grammars(given, limits)
+
+
+def _tokenizing(template: object) -> Iterator[str]:
+    if isinstance(template, dict):
+        for name in filter(template.get, _TOKENIZING):
+            yield f"chat_template_kwargs.{name}: not allowed; a chat's text is tokenized without it"
 
 
 def _large_grammars(given: Mapping[str, Any], limits: RequestLimits) -> Iterator[str]:

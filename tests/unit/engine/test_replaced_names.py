@@ -82,6 +82,15 @@ REPLACED: Final = {
 OUTSIDE: Final = (
     ("async_llm.py", "self.output_processor = EngineOutputs.of(", "AsyncLLM.output_processor"),
     ("workarounds/text_lengths.py", ".tokenize_prompt_async = ", ".tokenize_prompt_async"),
+    ("workarounds/text_lengths.py", ".tokenize_prompt = ", ".tokenize_prompt"),
+    ("workarounds/text_lengths.py", ".process_for_engine = ", ".process_for_engine"),
+    ("workarounds/scored_texts.py", ".get_score_prompt = ", ".get_score_prompt"),
+    ("workarounds/text_lengths.py", "executor.submit = ", "._executor.submit"),
+    (
+        "workarounds/text_lengths.py",
+        "._apply_chat_template_async = ",
+        "._apply_chat_template_async",
+    ),
     ("media_urls/tensors.py", "torch.load = ", "torch.load"),
     ("media_urls/tensors.py", "numpy.load = ", "numpy.load"),
 )
@@ -262,6 +271,7 @@ PRIVATE_READ: Final = {
         "kind._decode",
         "kind._pad",
     },
+    "workarounds/text_lengths.py": {"renderer._apply_chat_template_async"},
     "workarounds/tool_calls.py": {
         "handler._make_response_output_items",
         "handler._process_simple_streaming_events",

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ from lmi_vllm.engine.vllm.workarounds.text_lengths import (
     guard_lengths,
     render_text,
 )
+from lmi_vllm.telemetry.records import RequestRecord, current_record, enter_record
 
 PARAMS = SimpleNamespace(max_total_tokens=None, truncate_prompt_tokens=None)
 
@@ -105,6 +107,61 @@ async def test_truncated_text_is_cut_before_it_is_tokenized(
     params.return_token_offsets = True
     await renderer.tokenize_prompt_async({"prompt": text}, params)
     assert (len(renderer.seen) == len(text)) == (side == "left")
+
+
+async def test_name_of_a_picture_is_the_client_s_own_where_a_thread_reads_it() -> None:
+    """Models that pool: one client's picture answered for another client's of that name."""
+    renderer = Renderer()
+    found: list[Any] = []
+    renderer.process_for_engine = lambda prompt, _: found.append(prompt)  # type: ignore[attr-defined]
+    guard_lengths(renderer, 5000)
+    enter_record(RequestRecord("", "", "", "", "192.0.2.1", ""))
+    renderer.process_for_engine({"multi_modal_uuids": {"image": ["logo"]}}, 0.5)  # type: ignore[attr-defined]
+    enter_record(None)
+    assert found == [{"multi_modal_uuids": {"image": ["192.0.2.1|logo"]}}]
+
+
+async def test_threads_of_the_renderer_know_whose_request_it_is() -> None:
+    """So that a name of media there is the client's own."""
+    with ThreadPoolExecutor(1) as executor:
+        renderer = Renderer()
+        renderer._executor = executor  # type: ignore[attr-defined]
+        guard_lengths(renderer, 5000)
+        record = RequestRecord("", "", "", "", "192.0.2.1", "")
+        enter_record(record)
+        asked = asyncio.get_running_loop().run_in_executor(executor, current_record)
+        enter_record(None)
+        assert await asked is record
+
+
+LONG_CHATS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "a message": ([{"role": "user", "content": "x" * 40_000}], {}),
+    "parts": ([{"role": "user", "content": [{"text": "x" * 20_000}] * 2}], {}),
+    "a role": ([{"role": "x" * 40_000}], {}),
+    "documents": ([], {"documents": [{"text": "x" * 40_000}]}),
+}
+
+
+@pytest.mark.parametrize(("messages", "more"), LONG_CHATS.values(), ids=LONG_CHATS)
+async def test_chat_that_a_template_tokenizes_has_a_bound(
+    messages: Any, more: dict[str, Any]
+) -> None:
+    """Mistral's tokenizers, and enable_prompt_embeds: 5 MB held all other chats for 25 s."""
+
+    async def apply(*_: object, **__: object) -> str:
+        return "applied"
+
+    renderer = Renderer()
+    renderer.config.model_config = SimpleNamespace(max_model_len=100)
+    renderer._apply_chat_template_async = apply  # type: ignore[attr-defined]
+    guard_lengths(renderer, 5000)
+    bounded = renderer._apply_chat_template_async  # type: ignore[attr-defined]
+    assert await bounded(messages, **more) == "applied"  # vLLM's bound comes after it
+    with pytest.raises(ValueError, match=r"at most 32768 characters, .*_len\) \(got 40"):
+        await bounded("tokenizer", messages, **more, tokenize=True)
+    parts = [{"image_url": {"url": "x" * 40_000}}, {"text": "x" * 30_000}]
+    short: list[Any] = [{"content": parts}]
+    assert await bounded(short, tokenize=True, chat_template="x" * 40_000) == "applied"
 
 
 async def test_short_prompt_waits_behind_the_thread_s() -> None:

@@ -201,6 +201,21 @@ BOUNDS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"repetition_detection": {"max_pattern_size": 129}},
         "repetition_detection.max_pattern_size: at most 128 tokens (got 129)",
     ),
+    "token ids of a template": (
+        {"chat_template_kwargs": {"tokenize": False, "padding": None, "enable_thinking": True}},
+        {"chat_template_kwargs": {"tokenize": True}},
+        "chat_template_kwargs.tokenize: not allowed",
+    ),
+    "padding of a template": (
+        {"chat_template_kwargs": {"a": 1}},
+        {"chat_template_kwargs": {"max_length": 1_000_000_000, "padding": "max_length"}},
+        "chat_template_kwargs.padding: not allowed",
+    ),
+    "arguments of a template's tokenizer": (
+        {},
+        {"chat_template_kwargs": {"tokenizer_kwargs": {"padding": True}}},
+        "chat_template_kwargs.tokenizer_kwargs: not allowed",
+    ),
     "numbers as text, which vLLM reads as numbers": (
         {"n": "4", "best_of": "x"},
         {"n": " 5 "},

@@ -23,16 +23,18 @@ Upstream: https://github.com/vllm-project/vllm/pull/27407 (short prompts); the b
 Releases: 0.31 and later.
 Shows: 5 MB of text block the tokenizer's one thread, and so every other prompt, for 5 to 9 s. An
     answer of 3 million tokens blocks the event loop for 1.2 s, with their texts 4 s (two cores).
-    8 MB of which five tokens are kept hold other streams for 6 to 13 s, and take 1.5 GB.
+    8 MB of which five tokens are kept hold other streams for 6 to 13 s, and take 1.5 GB. 5 MB in a
+    chat with `enable_prompt_embeds` hold all other chats for 25 s, and take 1.4 GB.
 May go: when vLLM does the first (tests/contract/test_bridge.py), the second's
     test_plain_vllm_has_no_bound_for_texts_that_are_only_converted fails, and the third's
     test_name_of_a_picture_is_the_client_s_own of integration/images_in_messages.py holds without.
 """
 
+from contextvars import copy_context
 from functools import cached_property
 from typing import Any, Final
 
-from lmi_vllm.engine.text_bounds import kept_text
+from lmi_vllm.engine.text_bounds import LEAST_CHARACTERS, kept_text
 from lmi_vllm.engine.turns import TurnBudget
 from lmi_vllm.engine.vllm.prompt_starts import PromptStarts
 from lmi_vllm.telemetry.records import current_record
@@ -42,6 +44,10 @@ MOST_IN_A_TURN: Final = 32_000  # bytes of short prompts: 60 ms
 IN_ORDER: Final = (
     "an image: vLLM on a CPU reads it in one direction, this model in both; "
     'option.hf_overrides={"is_mm_prefix_lm": false} allows wrong answers'
+)
+# Parts of a message that hold a file, not text.
+_FILES: Final = frozenset(
+    {"image_url", "audio_url", "video_url", "input_audio", "image", "audio", "file"}
 )
 # The class of vLLM's that calls copies, and where else a tokenizer's `__call__` may be from.
 _POOL: Final = "vllm.tokenizers.hf"
@@ -55,6 +61,7 @@ class TextLengths:
         self.starts = PromptStarts(renderer.tokenizer, leaves_one=single_bos)
         self._in_thread = renderer.tokenize_prompt_async
         self._here = renderer.tokenize_prompt
+        self._for_engine: Any = getattr(renderer, "process_for_engine", None)
         self._tokenizer = renderer.tokenizer
         self._is_fast = bool(getattr(renderer.tokenizer, "is_fast", False))
         self._most = most  # characters or ids
@@ -83,18 +90,9 @@ class TextLengths:
         Raises:
             ValueError: it is beyond our bound, or has an image that is misread; vLLM answers 400.
         """
-        if prompt.get("multi_modal_data") and (
-            self._config.device_config.device_type == "cpu"
-            and self._config.model_config.is_mm_prefix_lm
-        ):
-            raise ValueError(IN_ORDER)
         prompt, params = self.starts.read(prompt, params)
-        if not self._shares_media:
-            prompt = with_own_names(prompt)
-        if params.max_total_tokens is None:
-            for part in (prompt, prompt.get("encoder_prompt"), prompt.get("decoder_prompt")):
-                if part:
-                    self._check(part)
+        self._check_texts(prompt, params)
+        prompt = self._checked_media(prompt)
         if self.takes(prompt):
             return self._here(self.tokenized(prompt, params), params)
         prompt = self._kept(prompt, params)
@@ -103,6 +101,38 @@ class TextLengths:
             return await self._in_thread(prompt, params)
         finally:
             self._waiting -= 1
+
+    def in_a_thread(self, prompt: Any, params: Any) -> Any:
+        """Return what vLLM's method returns in the thread of a model that pools.
+
+        Raises:
+            ValueError: it is beyond our bound; vLLM answers 400.
+        """
+        self._check_texts(prompt, params)
+        return self._here(self._kept(prompt, params), params)
+
+    def for_engine(self, prompt: Any, *given: Any, **more: Any) -> Any:
+        """Return what vLLM's method returns in the thread of a model that pools.
+
+        Raises:
+            ValueError: it has an image that is misread; vLLM answers 400.
+        """
+        return self._for_engine(self._checked_media(prompt), *given, **more)
+
+    def _checked_media(self, prompt: Any) -> Any:
+        """Return a prompt with the client's own names of media."""
+        if prompt.get("multi_modal_data") and (
+            self._config.device_config.device_type == "cpu"
+            and self._config.model_config.is_mm_prefix_lm
+        ):
+            raise ValueError(IN_ORDER)
+        return prompt if self._shares_media else with_own_names(prompt)
+
+    def _check_texts(self, prompt: Any, params: Any) -> None:
+        if params.max_total_tokens is None:
+            for part in (prompt, prompt.get("encoder_prompt"), prompt.get("decoder_prompt")):
+                if part:
+                    self._check(part)
 
     @cached_property
     def _bare(self) -> Any:
@@ -159,7 +189,50 @@ def guard_lengths(renderer: Any, most: int, *, single_bos: bool = False) -> None
 
     `single_bos` leaves one BOS where a text begins with it, and the tokenizer puts another one.
     """
-    renderer.tokenize_prompt_async = TextLengths(renderer, most, single_bos=single_bos)
+    guard = TextLengths(renderer, most, single_bos=single_bos)
+    renderer.tokenize_prompt_async = guard
+    renderer.tokenize_prompt = guard.in_a_thread
+    renderer.process_for_engine = guard.for_engine
+    if executor := getattr(renderer, "_executor", None):  # its threads ask whose request it is
+        submit = executor.submit
+        executor.submit = lambda run, *given: submit(copy_context().run, run, *given)
+    if apply := getattr(renderer, "_apply_chat_template_async", None):
+        renderer._apply_chat_template_async = BoundedTemplate(renderer, apply)
+
+
+class BoundedTemplate:
+    """The renderer's call of a chat template, which refuses long texts where it tokenizes, too."""
+
+    def __init__(self, renderer: Any, apply: Any) -> None:
+        self._renderer = renderer
+        self._apply = apply
+
+    async def __call__(self, *given: Any, **arguments: Any) -> Any:
+        """Return what vLLM's call returns; the last of what is `given` are the messages.
+
+        Raises:
+            ValueError: no prompt of this model has so many characters; vLLM answers 400.
+        """
+        if arguments.get("tokenize"):
+            tokens = self._renderer.config.model_config.max_model_len
+            longest = self._renderer.tokenizer.max_chars_per_token
+            most = max(tokens * longest, LEAST_CHARACTERS)
+            texts = {**arguments, "chat_template": None, "messages": given[-1]}
+            if (length := characters(texts)) > most:
+                raise ValueError(
+                    f"messages: at most {most} characters, which is the upper bound for {tokens} "
+                    f"tokens (max_model_len) (got {length})"
+                )
+        return await self._apply(*given, **arguments)
+
+
+def characters(value: Any) -> int:
+    """Return the characters of all texts in messages, without the files in them."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        value = [one for name, one in value.items() if name not in _FILES]
+    return sum(map(characters, value)) if isinstance(value, (list, tuple)) else 0
 
 
 async def render_text(renderer: Any, prompt: Any, params: Any) -> Any:
