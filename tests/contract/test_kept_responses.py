@@ -136,19 +136,21 @@ def test_client_that_keeps_the_most_loses_its_oldest(
 ) -> None:
     """By number, then by the bytes that it sent; another client's stays."""
 
-    async def kept(most: int, most_bytes: int, text: str) -> list[list[str]]:
+    async def kept(most: int, most_bytes: int, metadata: dict[str, str]) -> list[list[str]]:
         keep_by_client(responses, most, most_bytes)
         for key, number in ((BOB, 1), (ALICE, 1), (ALICE, 2), (ALICE, 3)):
             own = {"request_id": f"resp_{number}", "max_output_tokens": 1}
-            await call(application, key, "POST", PATH, **own, metadata={"a": text})
+            await call(application, key, "POST", PATH, **own, metadata=metadata)
         found = []
         for key in (ALICE, BOB):
             with request_of(key):
                 found.append(list(responses.response_store))
         return found
 
-    assert run(kept(3, 1 << 20, "")) == [["resp_2", "resp_3"], ["resp_1"]]
-    assert run(kept(9, 250_000, "x" * 70_000)) == [["resp_2", "resp_3"], ["resp_1"]]
+    assert run(kept(3, 1 << 20, {"a": ""})) == [["resp_2", "resp_3"], ["resp_1"]]
+    assert run(kept(9, 250_000, {"a": "x" * 70_000})) == [["resp_2", "resp_3"], ["resp_1"]]
+    short = {str(number): "x" for number in range(430)}  # 5 KB, which take 70
+    assert run(kept(9, 250_000, short)) == [["resp_2", "resp_3"], ["resp_1"]]
 
 
 def test_request_that_fails_keeps_nothing(

@@ -149,22 +149,30 @@ class DeferredResults:
                 async for row in rows:
                     self._add(token, row)
         except LmiError as error:
-            result.failure = error.text
+            self._fail(token, error.text)
             if (record := current_record()) is not None:
                 record.fault = error.fault
         except Exception:
             logger.exception("a deferred request failed")
-            result.failure = "Internal server error"
+            self._fail(token, "Internal server error")
         else:
             return reply.status
         return self._failed
 
     def _add(self, token: str, piece: bytes) -> None:
-        if (result := self._results.get(token)) is None:
-            return  # evicted
-        result.pieces.append(piece)
-        result.size += len(piece)
-        self._bytes += len(piece)
+        if (result := self._results.get(token)) is not None:
+            result.pieces.append(piece)
+            self._count(result, len(piece))
+
+    def _fail(self, token: str, text: str) -> None:
+        """Keep why a request has failed: the text may repeat a field of megabytes."""
+        if (result := self._results.get(token)) is not None:
+            result.failure = text
+            self._count(result, len(text))
+
+    def _count(self, result: _Result, size: int) -> None:
+        result.size += size
+        self._bytes += size
         self._evict()
 
     def _evict(self) -> None:

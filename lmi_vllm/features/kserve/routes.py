@@ -12,7 +12,7 @@ import orjson
 from aiohttp import web
 
 from lmi_vllm._version import __version__
-from lmi_vllm.errors import Dialect, ResourceNotFoundError
+from lmi_vllm.errors import Dialect, PayloadError, ResourceNotFoundError
 from lmi_vllm.features.kserve.translation import (
     ANSWER,
     EMBEDDING,
@@ -22,6 +22,7 @@ from lmi_vllm.features.kserve.translation import (
     output_tensors,
     read_request,
 )
+from lmi_vllm.inference.request.body import MAX_DEPTH
 from lmi_vllm.inference.response.streams import close_iterator
 from lmi_vllm.messages import GENERATE, Reply
 from lmi_vllm.web.inference_routes import json_answer, read_call, request_properties
@@ -106,7 +107,10 @@ async def infer(request: web.Request) -> web.Response:
     service.expect_room()
     call = await read_call(request, _properties(request.headers))
     wanted = read_request(call.body, request.headers.get(HEADER_LENGTH))
-    payload = orjson.dumps(wanted.payload)
+    try:
+        payload = orjson.dumps(wanted.payload)
+    except orjson.JSONEncodeError:  # it reads more levels than it writes
+        raise PayloadError(f"parameters: they may nest at most {MAX_DEPTH} levels") from None
     call = replace(call, body=payload, content_type=_JSON, accept=_JSON_LINES)
     reply = await _without_stream(await service.infer(call))
     if reply.status != _SUCCESS:

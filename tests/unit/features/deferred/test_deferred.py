@@ -237,6 +237,20 @@ async def test_deferred_results_are_bounded_in_bytes(
     assert len(results) == 1
 
 
+async def test_texts_of_deferred_failures_are_bounded_in_bytes() -> None:
+    """A refusal may repeat a field of 20 MB: 40 of them kept 800 MB."""
+    results = DeferredResults(max_bytes=2500)
+
+    async def refused() -> Reply:
+        raise PayloadError("x" * 1000)
+
+    for _ in range(5):
+        results.start(refused())
+        await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert len(results) == 2
+
+
 async def test_deferred_request_that_does_not_fit_is_refused_at_once(
     serve: ServeScripted, engine: GatedEngine
 ) -> None:

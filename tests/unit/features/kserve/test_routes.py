@@ -141,6 +141,14 @@ async def test_infer_selects_adapters_in_every_way(
     assert (status, list(body)) == (404, ["error"])
 
 
+def deep(levels: int) -> list[Any]:
+    """Return lists in lists."""
+    value: list[Any] = []
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
 BAD = {
     "no JSON": (b"{", "not valid JSON"),
     "no object": (b"[]", "JSON object"),
@@ -155,6 +163,10 @@ BAD = {
         "seed: given twice",
     ),
     "stream": ({"parameters": {"stream": True}, "inputs": [texts("x")]}, "stream"),
+    "levels": (
+        {"parameters": {"a": deep(300)}, "inputs": [texts("x")]},
+        "parameters: they may nest at most 200 levels",
+    ),
     "range": ({"parameters": {"top_p": 2}, "inputs": [texts("x")]}, "top_p"),
 }
 
