@@ -20,7 +20,7 @@ FEATURES: Final = tuple(
     ROOT / "lmi_vllm/features" / name for name in ("token_lane", "grammar_trials", "media_urls")
 )
 ALL: Final = "all supported"
-MAX_NAMES, MAX_MODULES = 14, 10
+MAX_NAMES, MAX_MODULES = 19, 10
 # How each module of the folder ends its docstring, in this order; a thread is named by its address.
 LINES: Final = ("Upstream", "Releases", "Shows", "May go")
 UNREPORTED: Final = "not reported that we know of"
@@ -40,6 +40,17 @@ REPLACED: Final = {
     "vllm.model_executor.models.registry:_run_in_subprocess": ("a process for each class", ALL),
     "vllm.multimodal.cache.factories:LruKeyReplicatedSenderCache": ("media not yet sent", ALL),
     "vllm.renderers.base:BaseRenderer.tokenize_prompt_async": ("lengths of texts", ALL),
+    "vllm.renderers.base:BaseRenderer.tokenize_prompt": ("long texts of models that pool", ALL),
+    "vllm.renderers.base:BaseRenderer.process_for_engine": ("names of media there", ALL),
+    "vllm.renderers.base:BaseRenderer._executor.submit": ("whose request its threads read", ALL),
+    "vllm.renderers.hf:HfRenderer._apply_chat_template_async": (
+        "long chats that it tokenizes",
+        ALL,
+    ),
+    "vllm.entrypoints.pooling.scoring.io_processor:CrossEncoderIOProcessor.get_score_prompt": (
+        "long texts of a pair",
+        ALL,
+    ),
     "vllm.triton_utils.dispatcher:vars": ("objects whose names cannot be read", ALL),
     "torch:torch.load": ("tensors of clients are no larger than their bytes", ALL),
     "numpy:numpy.load": ("arrays of clients are no larger than their bytes", ALL),
