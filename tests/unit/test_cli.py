@@ -65,21 +65,6 @@ def test_variables_are_set_before_their_library_is_imported() -> None:
     assert done.stdout.split() == ["True", "True", "False"]
 
 
-def test_a_server_without_room_for_its_metrics_says_so() -> None:
-    """The files are written at the import of the metrics, before there are settings."""
-    ended = subprocess.run(
-        ["sh", "-c", 'ulimit -f 128; exec "$0" -m lmi_vllm serve --demo', sys.executable],
-        env={**os.environ, "LMI_FRONTEND_PROCESSES": "2"},
-        capture_output=True,
-        check=False,
-        text=True,
-    )
-    assert ended.returncode == 1
-    assert ended.stderr.startswith("lmi-vllm: error: /"), ended.stderr
-    assert "cannot be written (File too large), which has the metrics of LMI" in ended.stderr
-    assert ended.stderr.count("\n") == 1
-
-
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
 def test_a_server_that_is_still_imported_ends_with_a_line(name: str) -> None:
     """Ctrl-C in the first second was a traceback and no exit code 0."""

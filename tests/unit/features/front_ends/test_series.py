@@ -1,8 +1,11 @@
 """Series of several front-end processes: sums, and nothing lost when one of them ends."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 SCRIPT = """
 import os, subprocess, sys
@@ -70,3 +73,46 @@ def test_series_of_two_processes_add_up(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+FULL = """
+import errno, os, sys
+fails_after = int(sys.argv[1])
+calls, really = [], os.posix_fallocate
+def fill(*given):
+    calls.append(given)
+    if len(calls) > fails_after:
+        raise OSError(errno.ENOSPC, "No space left on device")
+    really(*given)
+os.posix_fallocate = fill
+from lmi_vllm.telemetry import metrics
+from lmi_vllm.features.front_ends.series import series_of_all
+from prometheus_client import generate_latest
+for number in range(5000):
+    metrics.GENERATED_TOKENS.labels(f"adapter-{number}").inc(number)
+assert metrics.GENERATED_TOKENS.labels("adapter-4999")._value.get() == 4999
+assert metrics.GENERATED_TOKENS.labels("adapter-1")._value.get() == 1
+metrics.IN_FLIGHT.set(3)
+generate_latest(series_of_all())
+for name in os.listdir(os.environ["PROMETHEUS_MULTIPROC_DIR"]):
+    size = os.stat(os.path.join(os.environ["PROMETHEUS_MULTIPROC_DIR"], name))
+    assert size.st_blocks * 512 >= size.st_size, name
+"""
+
+
+@pytest.mark.parametrize("fails_after", ["0", "2"])
+def test_a_full_disk_ends_nothing(tmp_path: Path, fails_after: str) -> None:
+    """From the first file on, or once one grows: values stay in memory, and one line says so."""
+    script = tmp_path / "script.py"
+    script.write_text(FULL, encoding="utf-8")
+    folder = tmp_path / "metrics"
+    folder.mkdir()
+    done = subprocess.run(
+        [sys.executable, str(script), fails_after],
+        env={**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(folder)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "has no room (No space left on device): /metrics lacks values" in done.stderr
