@@ -12,6 +12,7 @@ T = TypeVar("T")
 
 # Time limits of a shutdown's parts in seconds, besides the configured `shutdown_timeout`.
 FAILURE_ANSWER_SECONDS: Final = 10.0  # for requests in flight, once the engine has failed for good
+FAILURE_REASON_SECONDS: Final = 1.5  # until it is known why an engine has died
 CUT_OFF_ANSWER_SECONDS: Final = 2.0  # for the error answers of requests that are cut off
 ENGINE_CLOSE_SECONDS: Final = 8.0
 CONNECTION_CLOSE_SECONDS: Final = 1.0

@@ -9,11 +9,13 @@ from lmi_vllm.clock import (
     CUT_OFF_ANSWER_SECONDS,
     ENGINE_CLOSE_SECONDS,
     FAILURE_ANSWER_SECONDS,
+    FAILURE_REASON_SECONDS,
     Clock,
 )
 from lmi_vllm.config.setting import CommandLine
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.engine.factory import EngineFactory
+from lmi_vllm.errors import EngineDeadError
 from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.server.context import (
     ProcessGroup,
@@ -114,7 +116,12 @@ class Server:
         else:
             stop.clear()
             await self._pause(stop)
+            had_engine = await self._has_engine()
             await self._drain(stop)
+            if had_engine and not await self._has_engine():  # its death has ended the drain
+                reason = asyncio.create_task(self._clock.sleep(FAILURE_REASON_SECONDS))
+                await asyncio.wait({life, reason}, return_when=asyncio.FIRST_COMPLETED)
+                reason.cancel()
             life.cancel()
         within = self._budget.within
         for end in self._models.on_drained:
@@ -156,6 +163,14 @@ class Server:
             logger.warning("ending %d requests that did not finish", queue.in_flight)
             queue.cancel_all()
             await queue.wait_idle(CUT_OFF_ANSWER_SECONDS)
+
+    async def _has_engine(self) -> bool:
+        try:
+            if (engine := self.service.loaded_engine) is not None:
+                await engine.check_health()
+        except EngineDeadError:
+            return False
+        return engine is not None
 
     async def _close_engine(self, stop: asyncio.Event) -> None:
         """End the engine within a time limit, and at once after another signal."""

@@ -1,6 +1,7 @@
 """Graceful shutdown: running work ends within its deadline, new work is refused."""
 
 import asyncio
+from dataclasses import dataclass, field
 
 import pytest
 
@@ -10,6 +11,7 @@ from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.server.end_budget import WHOLE_END_SECONDS
 from tests.server.conftest import (
     PROMPT,
+    WARM_UP_JOBS,
     Answer,
     Engines,
     Serve,
@@ -89,6 +91,43 @@ async def test_a_stop_during_a_restart_ends_it(serve: Serve, engines: Engines) -
     server.stop.set()
     assert await server.ended() == (0, "")
     assert len(engines.started) == 1
+
+
+@dataclass
+class ToldLate(Slow):
+    """An engine whose requests fail before it is known why it has ended, as vLLM's."""
+
+    told: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def _sleep(self, seconds: float) -> None:
+        if len(self.jobs) > WARM_UP_JOBS:
+            await self._dead.wait()
+            await self.check_health()
+
+    async def wait_until_dead(self) -> str:
+        """Return the reason once it is known."""
+        await self._dead.wait()
+        await self.told.wait()
+        return "killed by SIGKILL"
+
+
+async def test_the_log_says_why_an_engine_died_in_a_drain(
+    serve: Serve, engines: Engines, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its requests have failed, so that the drain is over; the reason comes a moment later."""
+    engines.script = [engine := ToldLate()]
+    server = await (await serve()).ready()
+    request = asyncio.create_task(server.ask("POST", "/invocations", PROMPT))
+    await until(lambda: server.in_flight == 1)
+    server.stop.set()
+    await server.became(State.DRAINING)
+    engine.die()
+    assert (await request).status == 500
+    await settle()
+    assert "killed by SIGKILL" not in caplog.text
+    engine.told.set()
+    assert await server.ended() == (0, "")
+    assert "killed by SIGKILL" in caplog.text
 
 
 class Hanging(ScriptedEngine):
