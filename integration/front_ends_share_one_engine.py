@@ -279,6 +279,7 @@ def test_metrics_are_those_of_both(two: RunningServer) -> None:
         text = ask(two.url, pid, "/metrics").body.decode()
         assert "process_resident_memory_bytes" in text
         assert 'lmi_state{state="Healthy"} 1.0' in text
+        assert 'lmi_startup_step_seconds{step="front ends"}' in text  # and no part of the warm-up
     assert counted(two.url, "lmi_requests_total", **labels) == before + 6
     assert counted(two.url, "vllm:generation_tokens_total") == tokens + 6 * 8
 

@@ -31,6 +31,7 @@ class State(StrEnum):
     DRAINING = "DRAINING"
 
 
+_AFTER_THE_ENGINE: Final = (Phase.ADAPTERS, Phase.WARM_UP)
 DRAIN_RETRY_SECONDS: Final = 30
 RETRY_SECONDS: Final = 5
 _REFUSED: Final = MappingProxyType({
@@ -80,7 +81,7 @@ class StartProgress:
         """Enter `phase`; no effect if it is the running one. A phase may be entered again."""
         if phase is self.phase:
             return
-        if phase is Phase.ENGINE:
+        if phase is Phase.ENGINE and self.phase not in _AFTER_THE_ENGINE:
             self._engine_began = self._now()
         if phase is Phase.ADAPTERS:
             self._end_step()
@@ -92,7 +93,7 @@ class StartProgress:
 
         May be called from any thread.
         """
-        if self.phase in (Phase.ADAPTERS, Phase.WARM_UP):
+        if self.phase in _AFTER_THE_ENGINE:
             return
         if step != self.step:
             self._steps.enter(step)

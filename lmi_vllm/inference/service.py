@@ -144,10 +144,10 @@ class InferenceService:
         if route.kind is RouteKind.INFERENCE and http.method in route.methods:
             async with self.admitted(call, reached_by(route)) as context:
                 return context.deliver(await forward(context, http, route))
-        # A call that wakes the engine must reach it, and a drain waits for responses to be read.
-        reached = {RouteKind.MANAGEMENT: [State.ASLEEP]}
-        reached[RouteKind.INFORMATION] = [State.ASLEEP, State.DRAINING]
-        runtime = self._runtime_in(reached.get(route.kind, ()))
+        # A call that wakes the engine must reach it, also in a drain, which waits for requests that
+        # a pause has kept, and for responses to be read.
+        is_inference = route.kind is RouteKind.INFERENCE
+        runtime = self._runtime_in(() if is_inference else (State.ASLEEP, State.DRAINING))
         return await pass_on(runtime, self.lifecycle, http, route)
 
     def expect_room(self, also: Container[State] = ()) -> None:

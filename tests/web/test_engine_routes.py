@@ -13,6 +13,7 @@ from aiohttp import FormData, WSServerHandshakeError
 
 from lmi_vllm.errors import Dialect, Fault
 from lmi_vllm.features.scripted.engine import ScriptedEngine
+from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.messages import HttpRoute, RouteKind, ServingProfile
 from lmi_vllm.web.request import Routes, WebOptions
 from tests.conftest import ServeScripted
@@ -373,6 +374,9 @@ async def test_engine_that_sleeps_refuses_by_name_until_it_is_woken(
     assert (await client.post("/wake_up", headers=KEY)).status == 200
     assert (await client.post("/v1/messages", json={}, headers=KEY)).status == 200
     assert (await client.get("/ping")).status == 200
+    lifecycle_of(client).set_state(State.DRAINING)  # it waits for what a pause has kept
+    assert (await client.post("/wake_up", headers=KEY)).status == 200
+    assert (await client.post("/v1/messages", json={}, headers=KEY)).status == 503
 
 
 @pytest.mark.parametrize("sees_every_request", [False, True])

@@ -30,7 +30,7 @@ from lmi_vllm.features.front_ends.first import EngineClients, FirstProcess, Shar
 from lmi_vllm.features.front_ends.handle import FrontEnd, ProcessEndedError
 from lmi_vllm.features.front_ends.series import remove_files, series_of_all
 from lmi_vllm.features.front_ends.shared_counters import SharedCounters
-from lmi_vllm.inference.lifecycle import State
+from lmi_vllm.inference.lifecycle import Phase, State
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import EngineArguments, ServingProfile
 from lmi_vllm.private_folders import new_private_folder
@@ -43,6 +43,7 @@ LIVENESS_SECONDS: Final = (
     15.0  # a process reports every half second; one that is silent for longer is killed
 )
 WATCH_SECONDS: Final = 1.0
+STEP: Final = "front ends"  # of a start, which waits for them
 
 
 class FrontEndGroup(ProcessGroup):
@@ -111,6 +112,9 @@ class FrontEndGroup(ProcessGroup):
         shared = cast(SharedEngine, engine)
         self._first.use(shared, adapters)
         self._start_missing()
+        progress = self._service.lifecycle.start
+        progress.enter(Phase.ENGINE)  # again: they may still import vLLM
+        progress.enter_step(STEP, {})
         self._join_message = JoinEngine(
             settings=self._settings,
             client=shared.complete(self._clients.of(1)),

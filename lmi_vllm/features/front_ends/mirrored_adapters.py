@@ -64,8 +64,8 @@ class MirroredAdapters(AdapterRegistry):
         """Return the adapter once the first process has loaded it.
 
         Raises:
-            UnknownAdapterError: it knows no adapter of that name.
-            NotReadyError: the adapter has gone again.
+            UnknownAdapterError: it knows no adapter of that name, or a call has removed it.
+            NotReadyError: the adapter has gone again, where it may have made room for others.
         """
         try:
             await self._ask_to_load(name)
@@ -73,7 +73,7 @@ class MirroredAdapters(AdapterRegistry):
             raise UnknownAdapterError(alias or name) from error
         adapter = self._adapters.get(name)
         if adapter is None:
-            raise evicted(alias or name)
+            raise evicted(alias or name) if self.has_others else UnknownAdapterError(alias or name)
         return adapter
 
 

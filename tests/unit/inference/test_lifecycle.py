@@ -121,6 +121,7 @@ def test_phases_add_up_also_where_a_start_comes_back_to_one() -> None:
     clock[0] += 3
     expected = {Phase.SETTINGS: 2.0, Phase.ENGINE: 7.0, Phase.ADAPTERS: 2.0}
     assert made.start.phase_seconds == expected
+    assert made.start.engine_seconds == 9.0  # model_loading_timeout goes on
     made.set_state(State.HEALTHY)
     clock[0] += 50
     assert made.start.phase_seconds == expected

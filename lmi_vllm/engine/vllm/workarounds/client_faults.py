@@ -5,7 +5,8 @@ without a line. Some catch it first, and log it (messages, Cohere's chat, stream
 completions, transcriptions). With `log_error_stack`, which VLLM_SERVER_DEV_MODE sets, the
 application's handlers log all of them, too. A client that sends nonsense could fill the log, and
 wake an operator. This server's own line of the request says the status. Failures of the server
-stay, but for the engine's end: it is logged once, and not for each of its streams.
+stay, but for the engine's end: it is logged once, and not for each of its streams. That a client
+cancels a response in the background is no error either.
 
 Parsers of tool calls log with a traceback what they cannot read. It is the model's text, which a
 client can make it write, and it stays content of the answer.
@@ -18,6 +19,7 @@ May go: when test_plain_vllm_logs_the_fault_of_a_client_with_its_traceback and
     test_plain_vllm_logs_a_call_that_is_no_json_with_its_traceback fail.
 """
 
+import asyncio
 import logging
 import sys
 from http import HTTPStatus
@@ -52,7 +54,7 @@ def is_fault_of_the_server(record: logging.LogRecord) -> bool:
     error = record.exc_info[1] if record.exc_info else None
     if error is None and record.levelno >= logging.ERROR:
         error = sys.exception()  # what is being handled, where only a request's id is logged
-    if isinstance(error, VllmEngineDeadError):
+    if isinstance(error, VllmEngineDeadError | asyncio.CancelledError):
         return False
     answers: list[Any] = list(record.args) if isinstance(record.args, tuple) else []
     codes = [getattr(getattr(answer, "error", None), "code", None) for answer in answers]

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from lmi_vllm.adapters.adapter import Adapter
+from lmi_vllm.adapters.hooks import AdapterHooks
 from lmi_vllm.errors import NotReadyError, UnknownAdapterError
 from lmi_vllm.features.front_ends.mirrored_adapters import MirroredAdapters
 from lmi_vllm.features.scripted.engine import ScriptedEngine
@@ -87,14 +88,19 @@ async def test_an_adapter_that_went_meanwhile_is_unknown() -> None:
             pass
 
 
-async def test_an_adapter_that_made_room_meanwhile_is_not_unknown() -> None:
-    """The first process had it, and its next list does not."""
+@pytest.mark.parametrize("has_store", [True, False])
+async def test_an_adapter_that_made_room_meanwhile_is_not_unknown(has_store: bool) -> None:
+    """The first process had it, and its next list does not: without a store a call removed it."""
 
     async def load(_: str) -> None:
         await adapters.follow([])
 
-    adapters = MirroredAdapters(ScriptedEngine(), load, is_enabled=True)
+    async def find(_: str) -> bool:
+        return True
+
+    hooks = AdapterHooks(find if has_store else None)
+    adapters = MirroredAdapters(ScriptedEngine(), load, is_enabled=True, hooks=lambda _: hooks)
     await adapters.follow([replace(loaded("a", 3), ref=None, preload=False)])
-    with pytest.raises(NotReadyError, match="mine"):
+    with pytest.raises(NotReadyError if has_store else UnknownAdapterError, match="mine"):
         async with adapters.hold("a", "mine"):
             pass
