@@ -52,6 +52,7 @@ class _Result:
     """The result of one request so far."""
 
     client: str = ""
+    key: int | None = None  # the API key that asked for it: no other one reads it
     task: asyncio.Task[None] | None = None
     head: Reply | None = None  # status, content type and headers, once known
     pieces: list[bytes] = field(default_factory=list)
@@ -87,7 +88,9 @@ class DeferredResults:
         """Run `coroutine` in the background and return the reply with its token."""
         token = str(uuid.uuid4())
         record = current_record()
-        result = self._results[token] = _Result("" if record is None else record.source)
+        result = self._results[token] = _Result()
+        if record is not None:
+            result.client, result.key = record.source, record.key
         result.task = asyncio.create_task(self._collect(coroutine, token, result))
         self._evict()
         return Reply(200, "text/plain", headers=_next(token))
@@ -96,11 +99,13 @@ class DeferredResults:
         """Return the readable pieces from the position in the token `given` on.
 
         Raises:
-            BadParameterError: the token is unknown, or `x-max-items` is not a positive number.
+            BadParameterError: this client's key has no such token, or `x-max-items` is not a
+                positive number.
         """
         match = _TOKEN.fullmatch(given.strip())
         result = self._results.get(match[1]) if match else None
-        if match is None or result is None:
+        reader = current_record()
+        if match is None or result is None or (reader and reader.key) != result.key:
             raise BadParameterError(f"Invalid {STARTING_TOKEN}: {given}")
         most = _max_items(properties)
         token, start = match[1], int(match[2] or 0)

@@ -237,6 +237,30 @@ async def test_deferred_results_are_bounded_in_bytes(
     assert len(results) == 1
 
 
+async def test_deferred_answer_is_read_by_its_own_key_only() -> None:
+    """To another key its token is unknown."""
+    results = DeferredResults()
+
+    def request_of(key: int | None) -> None:
+        record = RequestRecord("id", "POST", "/", "/", "192.0.2.1", "lmi")
+        record.key = key
+        enter_record(record)
+
+    async def answer() -> Reply:
+        return Reply(200, "text/plain", b"secret")
+
+    request_of(1)
+    token = results.start(answer()).headers["x-next-token"]
+    for _ in range(3):
+        await asyncio.sleep(0)
+    for other in (0, None):
+        request_of(other)
+        with pytest.raises(BadParameterError, match=f"Invalid x-starting-token: {token}"):
+            results.read(token, {})
+    request_of(1)
+    assert results.read(token, {}).body == b"secret"
+
+
 async def test_texts_of_deferred_failures_are_bounded_in_bytes() -> None:
     """A refusal may repeat a field of 20 MB: 40 of them kept 800 MB."""
     results = DeferredResults(max_bytes=2500)
