@@ -17,6 +17,7 @@ import signal
 import socket
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -79,6 +80,17 @@ def claim_children() -> None:
     os.environ[SERVER_PID_VARIABLE] = str(os.getpid())
 
 
+def described(error: BaseException) -> str:
+    """Return an error in one line: its class and text, or without a text the line that raised it.
+
+    vLLM asserts the sizes of weights without a text, and the line names what they must be.
+    """
+    text, frames = str(error).strip(), traceback.extract_tb(error.__traceback__)
+    if not text and frames:
+        text = f"{frames[-1].line} (in {frames[-1].name}, {Path(frames[-1].filename).name})"
+    return " ".join(f"{type(error).__name__}: {text}".split())
+
+
 class RootCauseFilter(logging.Filter):
     """A log filter that writes every exception of the engine to a file for the server.
 
@@ -95,7 +107,7 @@ class RootCauseFilter(logging.Filter):
         """Write an exception in one line; a failure to write must not hide the engine's own."""
         cause = record.exc_info[1] if record.exc_info else None
         if cause is not None:
-            text = " ".join(f"{type(cause).__name__}: {cause}".split())
+            text = described(cause)
             with contextlib.suppress(OSError), self._path.open("a", encoding="utf-8") as file:
                 file.write(text + "\n")
         if record.funcName == _WORKER_MONITOR and isinstance(record.args, tuple):

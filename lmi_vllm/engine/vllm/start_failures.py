@@ -9,6 +9,7 @@ from typing import Final
 
 from lmi_vllm.engine.base import lacks_memory, start_error
 from lmi_vllm.engine.deaths import OomKills, ended_so
+from lmi_vllm.engine.vllm.processes import described
 from lmi_vllm.errors import EngineMemoryError, EngineStartError
 from lmi_vllm.messages import EngineArguments
 from lmi_vllm.private_folders import SHARED_MEMORY
@@ -50,7 +51,7 @@ def start_error_of(
         name, code = killed.groups()
         text = ended_so(f"the engine did not start: its process {name} ended", int(code), oom_kills)
         return (EngineMemoryError if oom_kills.words() else EngineStartError)(text)
-    whole = " ".join((cause or f"{type(error).__name__}: {error}").split())
+    whole = " ".join((cause or described(error)).split())
     whole = _PYDANTIC_END.sub("", _PYDANTIC_BEGIN.sub("", whole))
     if full := _FULL_DISK.search(whole):
         text = _shortened(whole, _DISK_PART, _DISK_PART)

@@ -44,6 +44,21 @@ def test_root_cause_is_every_logged_exception(tmp_path: Path, name: str) -> None
     assert path.read_text() == "ValueError: first second\n"
 
 
+def test_root_cause_without_a_text_is_the_line_that_raised_it(tmp_path: Path) -> None:
+    """As vLLM's check of the rows of an embedding; the start ended with `AssertionError:`."""
+    path, logger = tmp_path / "errors", logging.getLogger(ENGINE_LOGGERS[0])
+    vocab_size = 3
+    stop = watch_root_causes(str(path))
+    try:
+        assert vocab_size == 4
+    except AssertionError as error:
+        error.args = ()
+        logger.exception("it failed")
+    stop()
+    place = "(in test_root_cause_without_a_text_is_the_line_that_raised_it, test_vllm_processes.py)"
+    assert path.read_text() == f"AssertionError: assert vocab_size == 4 {place}\n"
+
+
 CAUSES = {
     "first that says something": ("See root cause above\nValueError: x\nlater\n", "ValueError: x"),
     "only pointers": ("See root cause above\n", None),
