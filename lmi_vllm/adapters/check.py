@@ -107,7 +107,7 @@ def _check_config(config: Mapping[str, Any], shown: str, base: BaseModel) -> Non
 def _check_rank(rank: object, shown: str, base: BaseModel) -> None:
     if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:
         raise AdapterRefusedError(
-            f"{shown}: the rank r must be a positive number, it is {rank!r:.80}"
+            f"{shown}: the rank r must be a whole number above 0, it is {rank!r:.80}"
         )
     if rank > base.max_lora_rank:
         raise AdapterRefusedError(
