@@ -143,6 +143,9 @@ VALUE_RULES: Final[Mapping[str, ValueRule]] = MappingProxyType(
 )
 
 
+_OF_TLS: Final = ("SERVING_PRIVATE_KEY_FILE", "SERVING_CERTIFICATE_FILE")
+
+
 def resolve_address(
     configured: Setting,
     environ: Mapping[str, str],
@@ -163,7 +166,9 @@ def resolve_address(
     bound = environ.get("SAGEMAKER_BIND_TO_PORT") or None
     is_whole = command_line.host is not None and (command_line.port, bound) != (None, None)
     is_read = configured.is_set and bool(value) and not is_whole
-    origins = ["--ssl-keyfile"] * (scheme != parsed.scheme)
+    named = {raw.key: raw.origin.name for raw in command_line.vllm.values}
+    flags = [named[key] for key in _OF_TLS if key in named]
+    origins = flags[:1] if scheme != parsed.scheme else []
     if command_line.host is not None:
         host = _asked_host(command_line.host, fail)
         origins.append("--host")

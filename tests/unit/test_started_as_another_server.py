@@ -175,6 +175,8 @@ def test_flags_that_cannot_be_used_are_errors(
          "--port, SERVING_INFERENCE_ADDRESS"),
         (["--host", "1.2.3.4", "--port", "9"], {"SERVING_INFERENCE_ADDRESS": "http://1.1.1.1:1"},
          "--host, --port"),
+        (["--port", "9", "--ssl-certfile", "/c"], {"SERVING_INFERENCE_ADDRESS": "http://1.2.3.4"},
+         "--ssl-certfile, --port, SERVING_INFERENCE_ADDRESS"),
         (["--port", "9", "--ssl-keyfile", "/k"], {"SERVING_INFERENCE_ADDRESS": "http://1.2.3.4"},
          "--ssl-keyfile, --port, SERVING_INFERENCE_ADDRESS"),
         (["--host", "1.2.3.4"], {"SAGEMAKER_BIND_TO_PORT": "9", "SERVING_INFERENCE_ADDRESS": ""},
