@@ -24,7 +24,7 @@ def bound_scored_texts(state: Any) -> None:
         return
     plain = scores.get_score_prompt
 
-    def get_score_prompt(*, data_1: Any, data_2: Any, encode_kwargs: Any, **more: Any) -> Any:
+    def get_score_prompt(data_1: Any, data_2: Any, encode_kwargs: Any, **more: Any) -> Any:
         cut = partial(_cut, scores, encode_kwargs.get("truncation") and encode_kwargs["max_length"])
         data_1 = cut(data_1, more.get("max_tokens_per_query", 0))
         data_2 = cut(data_2, more.get("max_tokens_per_doc", 0))
