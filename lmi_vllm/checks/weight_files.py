@@ -29,6 +29,15 @@ _PART: Final = re.compile(r"(.*\.)(k_proj|v_proj|gate_proj)(\.\w*weight\w*)")
 _BESIDE: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {"v_proj": ("k_proj", "q_proj"), "k_proj": ("q_proj",), "gate_proj": ("up_proj",)}
 )
+# The last part of attention, and of a gated MLP. Where it is not there, the names mean something
+# else: `gate_proj` of the attention in AFMoE and of the compressors in DeepSeek V4.
+_LAST: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "v_proj": ("o_proj", "out_proj"),
+        "k_proj": ("o_proj", "out_proj"),
+        "gate_proj": ("down_proj",),
+    }
+)
 
 
 def weight_problems(folder: Path) -> Iterator[str]:
@@ -110,9 +119,11 @@ def _missing_parts(folder: Path, files: list[Path], named: Iterable[str]) -> Ite
     except (DamagedFileError, OSError):
         return  # said above, or left to the engine
     wanted = set(filter(_OF_LAYER.fullmatch, named))
+    modules = {name.rpartition(".")[0] for name in here}
     for match in filter(None, map(_PART.fullmatch, here)):
         before, part, after = match.groups()
-        wanted.update(f"{before}{other}{after}" for other in _BESIDE[part])
+        if any(before + last in modules for last in _LAST[part]):
+            wanted.update(f"{before}{other}{after}" for other in _BESIDE[part])
     if lost := sorted(wanted - here):
         more = f" and {len(lost) - 1} more" if lost[1:] else ""
         yield f"{folder} lacks {lost[0]}{more}, a part of a layer: fetch the model again"

@@ -110,3 +110,14 @@ def test_weight_that_only_the_index_has_is_named(folder: Path, lost: str) -> Non
     (folder / INDEX).write_text(json.dumps(index), encoding="utf-8")
     (problem,) = weight_problems(folder)
     assert problem.startswith(f"{folder} lacks {LAYER}{lost}.weight, a part of a layer")
+
+
+@pytest.mark.parametrize(
+    "name", ["self_attn.gate_proj", "self_attn.indexer.compressor.gate_proj", "head.k_proj"]
+)
+def test_part_of_another_kind_of_layer_misses_nothing(folder: Path, name: str) -> None:
+    """Attention of AFMoE has a gate, compressors of DeepSeek V4 have one, and a head keys alone."""
+    tensors = arrays.load_file(folder / "model.safetensors")
+    tensors[f"{LAYER}{name}.weight"] = tensors[f"{LAYER}mlp.gate_proj.weight"]
+    arrays.save_file(tensors, folder / "model.safetensors")
+    assert [*weight_problems(folder)] == []
