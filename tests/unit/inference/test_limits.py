@@ -102,7 +102,7 @@ BOUNDS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         "messages: at most 8192 messages and parts of them (got 8193)",
     ),
     "parts of messages": (
-        {"messages": [{"content": [{}] * 8000}], "input": [{"content": [{}] * 8000}]},
+        {"messages": [{"content": [{}] * 8000}], "input": [{"content": [{}] * 2000}]},
         {"messages": [{"content": [{}] * 8192}]},
         "messages: at most 8192 messages and parts of them (got 8193)",
     ),
@@ -118,13 +118,13 @@ BOUNDS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     ),
     "parts of a responses call": (
         {"input": [1] * 9000},
-        {"input": [{"content": [{}] * 8192}]},
-        "input: at most 8192 messages and parts of them (got 8193)",
+        {"input": [{"content": [{}] * 2048}]},
+        "input: at most 2048 messages and parts of them (got 2049)",
     ),
     "parts of an output": (
-        {"input": [{"output": [1] * 8191}]},
-        {"input": [{"output": [1] * 8192}]},
-        "input: at most 8192 messages and parts of them (got 8193)",
+        {"input": [{"output": [1] * 2047}]},
+        {"input": [{"output": [1] * 2048}]},
+        "input: at most 2048 messages and parts of them (got 2049)",
     ),
     "calls of a message": (
         {"messages": [{"content": [], "tool_calls": [{}] * 8191}]},
