@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -84,14 +85,21 @@ def _of_file(path: str) -> list[Flag]:
 
     source = f"--config {path}"
     try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        text = Path(path).read_text(encoding="utf-8")
+        content, node = yaml.safe_load(text), yaml.compose(text, yaml.SafeLoader)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         reason = " ".join(str(getattr(error, "strerror", None) or error).split())
         return [Flag("config", path, source, problem=f"cannot be read: {reason}", written=source)]
     if not isinstance(content, dict):
         problem = "the file has no mapping of flags to values"
         return [Flag("config", path, source, problem=problem, written=source)]
-    return [
+    keys = Counter(str(key.value).replace("_", "-") for key, _ in node.value)
+    twice = [
+        Flag(name, "", source, problem=f"{name} stands there twice: give it once", written=source)
+        for name, count in keys.items()
+        if count > 1
+    ]
+    return twice + [
         replace(flag, written=f"{flag.written} of {path}")
         for name, value in content.items()
         if (flag := _of_entry(str(name), value)) is not None

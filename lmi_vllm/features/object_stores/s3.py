@@ -177,7 +177,7 @@ class S3Store:
 
     def _content(self, response: Mapping[str, Any], key: str) -> bytes:
         with response["Body"] as body:
-            check_small(key, self._bucket.place, int(response["ContentLength"]))
+            check_small(key, self._bucket.place, int(self._stated(response, "ContentLength")))
             return bytes(body.read())
 
     def _head(self, key: str) -> StoredObject | None:
@@ -188,7 +188,21 @@ class S3Store:
                 if error_code(error.response) in MISSING:
                     return None
                 raise
-        return self._location.stored(key, head["ContentLength"], head["ETag"])
+        size, etag = (self._stated(head, name) for name in ("ContentLength", "ETag"))
+        return self._location.stored(key, size, etag)
+
+    def _stated(self, response: Mapping[str, Any], name: str) -> Any:
+        """Return what every answer of S3 states.
+
+        Raises:
+            DownloadError: this one does not.
+        """
+        if name not in response:
+            raise DownloadError(
+                f"{self._bucket.place}: the answer has no {name}, so it is not from S3: is a proxy "
+                "or a login page in the way?"
+            )
+        return response[name]
 
 
 S3: Final = StoreSource("s3", S3Store, is_streamed_by_vllm=True)

@@ -296,9 +296,9 @@ def _long_lists(given: Mapping[str, Any], limits: RequestLimits) -> Iterator[str
         value = given[name]
         if name in _MIXED and isinstance(value, list):
             value = [one for one in value if isinstance(one, dict)]
-        most = MAX_ITEMS if name == "input" else MAX_MESSAGES
-        if (count := _message_count(value)) > most:
-            yield f"{name}: at most {most} messages and parts of them (got {count})"
+        limit = MAX_ITEMS if name == "input" else MAX_MESSAGES
+        if (count := _message_count(value)) > limit:
+            yield f"{name}: at most {limit} messages and parts of them (got {count})"
     tools = given.get("tools")
     if isinstance(tools, list) and len(tools) > MAX_TOOLS:
         yield f"tools: at most {MAX_TOOLS} (got {len(tools)})"

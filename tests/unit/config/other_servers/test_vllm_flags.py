@@ -104,6 +104,14 @@ def test_file_of_flags_comes_before_the_command_line(tmp_path: Path) -> None:
     assert flags["max_model_len"].written == f"--max-model-len of {file}"
 
 
+def test_flag_that_stands_twice_in_the_file_is_a_problem(tmp_path: Path) -> None:
+    """YAML keeps the last of them; both spellings are one flag."""
+    file = tmp_path / "config.yaml"
+    file.write_text("max-model-len: 64\nseed: 1\nmax_model_len: 128\n")
+    problems = [flag.problem for flag in read_flags(["--config", str(file)]) if flag.problem]
+    assert problems == ["max-model-len stands there twice: give it once"]
+
+
 def test_model_of_the_command_line_comes_before_the_file_s(tmp_path: Path) -> None:
     """As in vLLM; what is off in the file is off."""
     file = tmp_path / "config.yaml"

@@ -3,6 +3,8 @@
 import hashlib
 import shutil
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -308,3 +310,28 @@ def test_client_that_is_not_there_is_named(choice: str, plain: dict[str, str]) -
         pytest.skip("this machine has upstream's s5cmd")
     with pytest.raises(DownloadError, match=f"LMI_S3_CLIENT={choice}"):
         fetch_model(URL, environ={**plain, "LMI_S3_CLIENT": choice, "PATH": "/nowhere"})
+
+
+class LoginPage(BaseHTTPRequestHandler):
+    """Answers everything with a page of unknown length, as a proxy with a login may."""
+
+    def do_GET(self) -> None:
+        """Send the page."""
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"<html>Log in</html>")
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+def test_page_of_a_proxy_is_no_object(plain: dict[str, str]) -> None:
+    """It was a KeyError, which named neither the place nor the cause."""
+    with HTTPServer(("127.0.0.1", 0), LoginPage) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        proxied = {**plain, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.server_port}"}
+        with pytest.raises(
+            DownloadError, match="no ContentLength, so it is not from S3: is a proxy"
+        ):
+            read_text(URL, "config.json", proxied)
+        server.shutdown()
