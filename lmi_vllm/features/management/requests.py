@@ -29,7 +29,9 @@ async def given_arguments(request: web.Request, names: Collection[str]) -> Mappi
         try:
             fields = orjson.loads(body)
         except orjson.JSONDecodeError as error:
-            raise BadParameterError(f"The body is not valid JSON: {error}") from None
+            kind = request.content_type
+            form = f" (forms are not read here, and it is {kind})" if "form" in kind else ""
+            raise BadParameterError(f"The body is not valid JSON{form}: {error}") from None
         if not isinstance(fields, dict):
             raise BadParameterError("The body must be a JSON object")
     query = {

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import aiohttp
 import pytest
 from aiohttp.test_utils import TestClient
 from yarl import URL
@@ -452,3 +453,15 @@ async def test_pages_lose_no_row_while_adapters_change(lora: TestClient) -> None
     last = await (await lora.get(f"/adapters?limit=2&next_page_token={token}")).json()
     assert [one["name"] for one in last["adapters"]] == ["a6", "new"]
     assert "nextPageToken" not in last
+
+
+async def test_a_form_is_named_as_one(lora: TestClient) -> None:
+    """`curl -F` sends one; the error was about a digit after a sign."""
+    form = aiohttp.FormData({"name": "a"})
+    form.add_field("file", b"x", filename="x")
+    for data, kind in ((form, "multipart/form-data"), ({"name": "a"}, "x-www-form-urlencoded")):
+        answer = await lora.post("/adapters", data=data)
+        assert answer.status == 400
+        text = await answer.text()
+        assert "forms are not read here" in text
+        assert kind in text
