@@ -3,16 +3,17 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from lmi_vllm.messages import Reply
+from lmi_vllm.messages import Reply, ServingProfile
 from lmi_vllm.web.connection import FLUSH_BYTES, RowWriter, WriteBatch
 from lmi_vllm.web.inference_routes import send
-from lmi_vllm.web.request import WRITE_BATCH
+from lmi_vllm.web.request import SERVICE, WRITE_BATCH
 
 Serve = Callable[..., Awaitable[TestServer]]
 
@@ -51,6 +52,8 @@ async def started(handler: Callable[[web.Request], Awaitable[web.StreamResponse]
     """Return a server with one handler."""
     app = web.Application()
     app[WRITE_BATCH] = WriteBatch()
+    profile = ServingProfile(model_name="demo")
+    app[SERVICE] = SimpleNamespace(profile=profile)  # type: ignore[misc]
     app.router.add_route("*", "/", handler)
     server = TestServer(app)
     await server.start_server()
