@@ -13,7 +13,7 @@ from lmi_vllm.checks.platform import (
 )
 from lmi_vllm.config.secrets import mask_urls
 from lmi_vllm.config.settings import Settings
-from lmi_vllm.errors import ConfigurationError
+from lmi_vllm.errors import ConfigurationError, DownloadError
 from lmi_vllm.messages import EngineArguments, ModelArtifacts
 from lmi_vllm.server.code_start import code_loader
 from lmi_vllm.server.start_parts import StartParts
@@ -70,6 +70,8 @@ def plan_start(
     read, devices = configuration.reader(own), detect_devices(environ)
     translation = configuration.translator.translate_start(settings, environ, devices, read)
     explanation = configuration.explain(translation)
+    if translation.files.is_missing and len(explanation.errors) == 1:
+        raise DownloadError(explanation.errors[0])  # no fault of the settings' values
     if explanation.errors:
         raise ConfigurationError(explanation.errors)
     if translation.missing is not None:

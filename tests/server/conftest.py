@@ -101,10 +101,10 @@ class Engines(ScriptedFactory):
         self.gate.set()
         super().__init__(self._next)
 
-    async def start(self, *of: Any, **more: Any) -> Any:
+    async def start(self, *_: object, **__: object) -> ScriptedEngine:
         """Return the next engine, once the gate is open."""
         await self.gate.wait()
-        return await super().start(*of, **more)
+        return self._next()
 
     def abandon(self) -> None:
         """Remember that a start was given up."""

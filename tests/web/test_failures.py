@@ -15,16 +15,20 @@ from tests.web.conftest import A, lifecycle_of, until
 @pytest.mark.parametrize(
     ("path", "body", "cause"),
     [
-        ("/invocations", {"inputs": 5}, Fault.CLIENT),
-        ("/invocations", {"inputs": "x", "adapters": "none"}, Fault.CLIENT),
+        ("/invocations", {"inputs": 5}, 424),
+        ("/invocations", {"inputs": "x", "adapters": "none"}, 424),
         ("/invocations", {"inputs": "x", "stream": True}, Fault.ENGINE),
-        ("/v1/completions", {"prompt": 5, "n": 10**6}, Fault.CLIENT),
+        ("/v1/completions", {"prompt": 5, "n": 10**6}, 400),
     ],
 )
 async def test_failure_is_counted_once(
-    serve: ServeScripted, engine: ScriptedEngine, path: str, body: dict[str, Any], cause: Fault
+    serve: ServeScripted,
+    engine: ScriptedEngine,
+    path: str,
+    body: dict[str, Any],
+    cause: Fault | int,
 ) -> None:
-    """Refused before the engine, or cut after the first row."""
+    """Refused before the engine, which counts by its status, or cut after the first row."""
     engine.script = (A, Fail(EngineFailureError("gone")))
     client, causes = await serve(), list[Any]()
     lifecycle_of(client).on_failure.append(causes.append)

@@ -85,7 +85,6 @@ class ScriptedEngine:
     script: Sequence[Step] = ()
     seconds_per_token: float = 0.0
     max_model_len: int = 2048
-    served_names: Sequence[str] = ("lmi",)
     task: str = "generate"
     tokenizer: object = None
     http: HttpApplication | None = None
@@ -154,9 +153,6 @@ class ScriptedEngine:
         body: dict[str, object] = {"object": call.kind, "model": call.body.get("model", "lmi")}
         if call.kind == "embeddings":
             body["data"] = _vectors(call.body.get("input"))
-        if call.kind == "models":  # the base model first: clients take the first one for it
-            cards = [{"object": "model", "id": name} for name in self.served_names]
-            body = {"object": "list", "data": cards}
         if call.body.get("stream"):
             return OpenAIReply(
                 200, content_type="text/event-stream", stream=self._events(body, direct)
@@ -299,10 +295,7 @@ class ScriptedFactory:
         clients: tuple[EngineClient, ...] = (),
     ) -> Engine:
         """Return the next engine; see `EngineFactory.start`."""
-        engine = self._make()
-        if isinstance(engine, ScriptedEngine):
-            engine.served_names = profile.served_names
-        return engine
+        return self._make()
 
     def abandon(self) -> None:
         """Leave nothing, since there are no processes; see `EngineFactory.abandon`."""

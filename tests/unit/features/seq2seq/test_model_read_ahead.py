@@ -20,7 +20,7 @@ def test_degree_that_t5_cannot_have_is_refused_before_the_fetch(
         with pytest.raises(ConfigurationError, match="runs on one device"):
             planned(environ)
     assert asked.count("config.json") == 2
-    assert set(asked) == {"config.json"}
+    assert set(asked) - {"serving.properties"} == {"config.json"}  # a prefix may have options
 
 
 def test_hub_model_may_have_pickled_weights_on_all_devices(
