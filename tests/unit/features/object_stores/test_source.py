@@ -10,7 +10,7 @@ from filelock import FileLock
 
 from lmi_vllm.checks.model_config import read_model_files
 from lmi_vllm.config.model_source import locate_model, with_files
-from lmi_vllm.errors import ConfigurationError, DownloadError
+from lmi_vllm.errors import DownloadError
 from lmi_vllm.features.object_stores import source
 from lmi_vllm.features.object_stores.source import StoreSource
 from lmi_vllm.features.sessions.start import upload_directory
@@ -155,7 +155,7 @@ def test_explain_reads_the_prefix_as_a_start_does(
     given = {**environ, "HF_MODEL_ID": "mem://typo/"}
     (error,) = explained(given, capsys)["errors"]
     assert error.startswith("option.model_id (HF_MODEL_ID): mem://typo/ holds no objects")
-    with pytest.raises(ConfigurationError, match="holds no objects"):
+    with pytest.raises(DownloadError, match="holds no objects"):
         planned(given)
     (error,) = explained({**environ, "HF_MODEL_ID": "hf://acme/x"}, capsys)["errors"]
     assert "'hf://acme/x' is neither an existing path" in error
