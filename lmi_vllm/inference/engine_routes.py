@@ -16,7 +16,7 @@ from lmi_vllm.errors import NotReadyError
 from lmi_vllm.inference.context import RequestContext, Runtime
 from lmi_vllm.inference.lifecycle import Lifecycle
 from lmi_vllm.inference.pipeline import ask
-from lmi_vllm.inference.request.body import check_limits, sequence_count
+from lmi_vllm.inference.request.limits import check_limits, sequence_count
 from lmi_vllm.inference.response.openai_events import RESPONSES_PATH, event_stream, unchanged_reply
 from lmi_vllm.inference.response.streams import DirectEventWriter
 from lmi_vllm.messages import (

@@ -8,7 +8,7 @@ import orjson
 
 from lmi_vllm.adapters.adapter import Adapter
 from lmi_vllm.inference.context import RequestContext, Runtime
-from lmi_vllm.inference.request.body import check_limits, sequence_count
+from lmi_vllm.inference.request.limits import check_limits, sequence_count
 from lmi_vllm.inference.request.tgi import with_openai_format
 from lmi_vllm.inference.response.openai_events import (
     RESPONSES,

@@ -44,10 +44,13 @@ def missing_compiler(environ: Mapping[str, str]) -> str:
 
 
 def ask_nvidia_smi(query: str, seconds: float = 3.0, tool: str | None = None) -> list[str]:
-    """Return the driver's line of figures, without units, for each GPU; none without its tool."""
+    """Return the lines of the driver's answer, without units; none without its tool.
+
+    A query is of GPUs (`gpu=index`) or of what runs on them (`compute-apps=pid`).
+    """
     if (tool := tool or shutil.which("nvidia-smi")) is None:
         return []
-    command = [tool, f"--query-gpu={query}", "--format=csv,noheader,nounits"]
+    command = [tool, f"--query-{query}", "--format=csv,noheader,nounits"]
     try:
         answer = subprocess.run(
             command, capture_output=True, text=True, timeout=seconds, check=False
@@ -71,7 +74,7 @@ def _listed_gpus(visible: str) -> int:
 def _installed_gpus() -> int:
     """GPUs that the NVIDIA driver shows as device files, else those of nvidia-smi."""
     files = [path for path in Path("/dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
-    return len(files) or sum(line.isdigit() for line in ask_nvidia_smi("index"))
+    return len(files) or sum(line.isdigit() for line in ask_nvidia_smi("gpu=index"))
 
 
 def _cpu_rank_limit(environ: Mapping[str, str]) -> int | None:

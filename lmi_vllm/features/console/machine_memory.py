@@ -45,7 +45,7 @@ def gpus_in_use(visible: str | None = None) -> list[dict[str, object]]:
     """
     wanted = None if visible is None else {part.strip() for part in visible.split(",")}
     numbered = wanted is not None and all(part.isdecimal() for part in wanted)
-    lines = ask_nvidia_smi(_QUERY)
+    lines = ask_nvidia_smi(f"gpu={_QUERY}")
     rows = [[cell.strip() for cell in line.split(",")] for line in lines]
     return [
         {

@@ -68,7 +68,7 @@ def memory_errors(
 
 def free_gpu_memory(nvidia_smi: str | None = None) -> list[int]:
     """Return the free bytes of each GPU; none without the driver's tool."""
-    lines = ask_nvidia_smi("memory.free", _NVIDIA_SMI_SECONDS, nvidia_smi)
+    lines = ask_nvidia_smi("gpu=memory.free", _NVIDIA_SMI_SECONDS, nvidia_smi)
     return [int(line) * MIB for line in lines if line.isdigit()]
 
 

@@ -4,8 +4,6 @@ A file is read as the first of these forms that fits. Values stay text as they w
 a value that the file does not hold: of a secret, or of an expression.
 """
 
-import ast
-import json
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
@@ -18,12 +16,12 @@ from lmi_vllm.config.other_servers.tgi_variables import TGI_VARIABLES
 from lmi_vllm.config.vllm_schema import vllm_argument_names
 from lmi_vllm.errors import ConfigurationError
 from lmi_vllm.features.migrate.container_commands import commands_of
+from lmi_vllm.features.migrate.python_variables import Variables, from_notebook, from_python
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
 _MAPS: Final = ("Environment", "environment", "env", "Env", "EnvironmentVariables")
 _MAPS_OF_KINDS: Final = {"ConfigMap": ("data",), "Secret": ("data", "stringData")}  # Kubernetes
 _BOMS: Final = ((b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16"), (b"\xef\xbb\xbf", "utf-8-sig"))
-Variables = dict[str, str | None]
 
 
 class _Loader(yaml.BaseLoader):  # type: ignore[misc]
@@ -200,64 +198,6 @@ def _from_dockerfile(text: str) -> Variables:
     return found
 
 
-def _from_notebook(text: str) -> Variables:
-    """Variables of the Python in a notebook; lines for the shell and of magic are left out."""
-    try:
-        cells = json.loads(text)["cells"]
-        sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
-    except (ValueError, TypeError, KeyError):
-        return {}
-    found: Variables = {}
-    for source in sources:
-        lines = (line for line in source.split("\n") if line.lstrip()[:1] not in ("%", "!"))
-        found |= _from_python("\n".join(lines))
-    return found
-
-
-def _from_python(text: str) -> Variables:
-    """Variables of a piece of Python; the value of an expression is not known."""
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError):
-        return {}
-    found: Variables = {}
-    for node in ast.walk(tree):
-        for name, value in _assignments(node):
-            if isinstance(name, str) and re.fullmatch(r"[A-Z][A-Z0-9_]*", name):
-                found[name] = _constant(value)
-    return found
-
-
-def _assignments(node: ast.AST) -> Iterator[tuple[Any, ast.expr]]:
-    """Yield names and values of a dict, of `dict(NAME=…)`, and of `env["NAME"] = …`."""
-    if isinstance(node, ast.Dict):
-        for key, value in zip(node.keys, node.values, strict=True):
-            yield (key.value if isinstance(key, ast.Constant) else None), value
-    elif isinstance(node, ast.Call):
-        for keyword in node.keywords:
-            yield keyword.arg, keyword.value
-    elif isinstance(node, ast.Assign):
-        for target in node.targets:
-            if isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant):
-                yield target.slice.value, node.value
-
-
-def _constant(node: ast.expr) -> str | None:
-    """The text of a constant, also in `str(…)` or `json.dumps(…)`; None for what is computed."""
-    is_call = isinstance(node, ast.Call) and len(node.args) == 1 and not node.keywords
-    if is_call and ast.unparse(node.func) == "json.dumps":  # type: ignore[attr-defined]
-        node = node.args[0]  # type: ignore[attr-defined]
-        try:
-            return json.dumps(ast.literal_eval(node))
-        except (ValueError, TypeError):
-            return None
-    if is_call:
-        node = node.args[0]  # type: ignore[attr-defined]
-    if not isinstance(node, ast.Constant) or node.value is None:
-        return None
-    return str(node.value).lower() if isinstance(node.value, bool) else str(node.value)
-
-
 def _from_blocks(text: str) -> Variables:
     """Variables of `environment = {` in Terraform, and of `Environment: {` in JavaScript."""
     if not _BLOCK.search(text):
@@ -301,11 +241,11 @@ def _unquoted(value: str) -> str:
 
 _FORMS: Final[tuple[Callable[[str], Variables], ...]] = (
     _from_plain_lines,
-    _from_notebook,
+    from_notebook,
     _from_document,
     _from_command,
     _from_dockerfile,
-    _from_python,
+    from_python,
     _from_blocks,
     _from_lines,
 )

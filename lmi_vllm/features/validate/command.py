@@ -156,6 +156,6 @@ def _known(translation: Translation) -> ModelFiles:
 
 def _device_bytes() -> int | None:
     """Return the bytes of the smallest GPU, from nvidia-smi; None without one."""
-    lines = ask_nvidia_smi("memory.total", _NVIDIA_SMI_SECONDS)
+    lines = ask_nvidia_smi("gpu=memory.total", _NVIDIA_SMI_SECONDS)
     sizes = [int(line) for line in lines if line.isdigit()]
     return min(sizes) * _MIB if sizes else None

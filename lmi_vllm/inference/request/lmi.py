@@ -6,7 +6,8 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from lmi_vllm.errors import PayloadError
-from lmi_vllm.inference.request.body import EXAMPLE_BODY, check_limits, check_logprobs
+from lmi_vllm.inference.request.body import EXAMPLE_BODY
+from lmi_vllm.inference.request.limits import check_limits, check_logprobs
 from lmi_vllm.inference.request.parameters import (
     GenerationParameters,
     parse_parameters,

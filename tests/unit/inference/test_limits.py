@@ -4,13 +4,8 @@ from typing import Any
 import pytest
 
 from lmi_vllm.errors import PayloadError
-from lmi_vllm.inference.request.body import (
-    MAX_BODY_VALUES,
-    check_limits,
-    check_logprobs,
-    check_values,
-    sequence_count,
-)
+from lmi_vllm.inference.request.body import MAX_BODY_VALUES, check_values
+from lmi_vllm.inference.request.limits import check_limits, check_logprobs, sequence_count
 from lmi_vllm.messages import RequestLimits
 
 LIMITS = RequestLimits(
