@@ -106,7 +106,8 @@ async def _keep_reading(service: InferenceService) -> None:
     service.lifecycle.on_state.append(lambda _: changed.set())
     while True:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(changed.wait(), READ_SECONDS)
+            async with asyncio.timeout(READ_SECONDS):  # `wait_for` makes a task each time
+                await changed.wait()
         changed.clear()
         if (engine := service.loaded_engine) is not None:
             with contextlib.suppress(LmiError):  # it is gone
