@@ -3,7 +3,8 @@
 import logging
 import random
 import time
-from collections.abc import Callable, Sequence, Set
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -35,6 +36,7 @@ class StepRequest:
     bad_words: Sequence[Sequence[int]]
     is_streaming: bool
     deliver: Deliver
+    owner: object  # the client's request that it is of: all prompts of a list have the same
     is_aborted: bool = False
     encoder_states: torch.Tensor | None = None  # [1, token, feature], shared by its sequences
     open_sequences: int = 0
@@ -115,6 +117,11 @@ class RunningBatch:
 
     def __len__(self) -> int:
         return len(self._rows)
+
+    @property
+    def owners(self) -> Mapping[object, int]:
+        """Number of rows of each owner that has any."""
+        return Counter(row.request.owner for row in self._rows)
 
     def step(self) -> Sequence[Delivery]:
         """Choose the next token of every row; return the chunks and errors to deliver."""

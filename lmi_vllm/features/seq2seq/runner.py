@@ -2,7 +2,9 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
+from weakref import WeakValueDictionary
 
 from lmi_vllm.engine.text_bounds import kept_text
 from lmi_vllm.errors import LmiError, PayloadError
@@ -21,7 +23,7 @@ _MODEL_DEFAULTS: Final = (*_SAMPLING_DEFAULTS, "repetition_penalty")
 
 
 class SequenceRunner:
-    """Runs prompts on one model; the tokenizer's work is done in threads, one at a time."""
+    """Runs prompts on one model; the tokenizer, which is not safe for two threads, has its own."""
 
     def __init__(
         self, loaded: LoadedModel, arguments: EngineArguments, profile: ServingProfile
@@ -31,7 +33,8 @@ class SequenceRunner:
         self.defaults = _model_defaults(loaded)
         self.texts = TokenTexts(loaded.tokenizer)
         self._longest_token = max(map(len, loaded.tokenizer.get_vocab()))  # characters
-        self._tokenizer_lock = asyncio.Lock()  # the tokenizer is not safe for two threads at once
+        self._tokenizer_thread = ThreadPoolExecutor(1, "tokenizer")
+        self._turns = WeakValueDictionary[object, asyncio.Lock]()
         self._bounds = SamplingBounds(
             loaded.max_model_len, loaded.vocabulary, profile.limits.max_logprobs
         )
@@ -105,9 +108,14 @@ class SequenceRunner:
         return ids
 
     async def with_tokenizer(self, call: Callable[[], Any]) -> Any:
-        """Return the result of `call`, run in a thread while no other call uses the tokenizer."""
-        async with self._tokenizer_lock:
-            return await asyncio.to_thread(call)
+        """Return the result of `call`, run while no other call uses the tokenizer.
+
+        Each request waits with one call at a time: a list of prompts lets others in between.
+        """
+        turn = self._turns.setdefault(_owner(), asyncio.Lock())
+        async with turn:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._tokenizer_thread, call)
 
     async def run(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, is_streaming: bool
@@ -121,8 +129,9 @@ class SequenceRunner:
         """
         arrived: asyncio.Queue[tuple[int, Item]] = asyncio.Queue()
         bad_words = await self.with_tokenizer(lambda: self._bad_words(sampling.bad_words))
+        owner = _owner()
         requests = [
-            StepRequest(ids, sampling, bad_words, is_streaming, _numbered(arrived, number))
+            StepRequest(ids, sampling, bad_words, is_streaming, _numbered(arrived, number), owner)
             for number, ids in enumerate(prompts)
         ]
         if (record := current_record()) is not None:
@@ -165,6 +174,12 @@ class SequenceRunner:
         encoded = [self.tokenizer.encode(text, add_special_tokens=False) for text in texts]
         known = self._bounds.vocabulary
         return [ids for ids in encoded if ids and max(ids) < known]
+
+
+def _owner() -> object:
+    """Return what stands for the client's request: its record's identity, as records compare."""
+    record = current_record()
+    return object() if record is None else id(record)
 
 
 def _numbered(queue: "asyncio.Queue[tuple[int, Item]]", number: int) -> Callable[[Item], None]:

@@ -1,15 +1,14 @@
 """The one thread that runs the model: between two steps of the batch, requests join and leave.
 
-A sequence joins as soon as a row is free and leaves with its last token, so no request waits
-for a whole batch. An error in a step ends the engine, as the death of vLLM's process does:
-running and later requests get `EngineDeadError`.
+A sequence joins as soon as a row is free and leaves with its last token. No request waits for a
+whole batch, and none for another's list (`waiting.py`). An error in a step ends the engine, as the
+death of vLLM's process does: running and later requests get `EngineDeadError`.
 """
 
 import asyncio
 import contextlib
 import logging
 import threading
-from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
@@ -20,6 +19,7 @@ from lmi_vllm.features.metrics import ENGINE_SEQUENCES
 from lmi_vllm.features.seq2seq.batch import Delivery, RunningBatch, StepRequest
 from lmi_vllm.features.seq2seq.model import LoadedModel
 from lmi_vllm.features.seq2seq.text import TokenTexts
+from lmi_vllm.features.seq2seq.waiting import WaitingSequences
 
 logger = logging.getLogger(__name__)
 
@@ -35,9 +35,8 @@ class StepThread:
         self.progress = 0
         self.dead = asyncio.Event()
         self.death = ""  # why, if a step has failed
-        self._max_rows = max_rows
         self._batch = RunningBatch(loaded, texts, seed, self._close)
-        self._waiting: deque[tuple[StepRequest, int]] = deque()
+        self._waiting = WaitingSequences(max_rows)
         self._requests: set[StepRequest] = set()
         self._condition = threading.Condition()
         self._is_over = False
@@ -61,7 +60,7 @@ class StepThread:
                 raise EngineDeadError
             request.open_sequences = request.sampling.n
             self._requests.add(request)
-            self._waiting.extend((request, index) for index in range(request.sampling.n))
+            self._waiting.add(request)
             self._condition.notify()
 
     def abort(self, request: StepRequest) -> None:
@@ -124,7 +123,7 @@ class StepThread:
         gone = {request for request in self._requests if request.is_aborted}
         if not gone:
             return
-        self._waiting = deque(one for one in self._waiting if one[0] not in gone)
+        self._waiting.keep(lambda request: request not in gone)
         self._batch.drop(gone)
         self._requests -= gone
 
@@ -141,8 +140,7 @@ class StepThread:
 
     def _next_waiting(self) -> tuple[StepRequest, int] | None:
         with self._condition:
-            is_free = self._waiting and len(self._batch) < self._max_rows
-            return self._waiting.popleft() if is_free else None
+            return self._waiting.take(self._batch.owners)
 
     def _close(self, request: StepRequest) -> None:
         with self._condition:
