@@ -1,6 +1,6 @@
 """How vLLM's own server and ours are compared: what of an answer counts, and what may differ.
 
-The intended differences are a table here; docs/requests.md describes the same cases.
+The intended differences are a table here; docs/vllm-differences.md describes the same cases.
 """
 
 import http.client

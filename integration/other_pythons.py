@@ -83,7 +83,7 @@ def _succeeds(machine: Machine, *words: str) -> str:
 
 
 def test_the_wheel_serves(machine: Machine, tmp_path: Path) -> None:
-    """The README's requests: LMI's, whole and streamed, and OpenAI's."""
+    """The requests of README and quick start: LMI's, whole and streamed, and OpenAI's."""
     words = ("lmi-vllm", "serve", "--demo", "--port", "0")
     prompt = {"inputs": "The capital of France is"}
     chat = {

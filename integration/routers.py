@@ -1,6 +1,6 @@
 """Routers of language models in front of two servers: vllm-router, sglang-router and smg, of PyPI.
 
-What each passes on and keeps together is what docs/fleet.md says of it. On the scripted engine: a
+What each passes on and keeps together is what docs/routers.md says of it. On the scripted engine: a
 router sees routes, lists of models, health and cut connections, and no tokens.
 """
 

@@ -28,7 +28,7 @@ Generated from the description of the routes (`lmi_vllm/features/api_docs/data/o
 
 - [Routes of vLLM](vllm-routes.md) has those that vLLM's own application answers, which describes them itself.
 - A running server has both at `/docs`, with the fields of vLLM's own bodies, and as OpenAPI at `/openapi.json`.
-- With `LMI_API_KEY` every route but health, and [what routers read](startup.md#listeners), needs `Authorization: Bearer KEY` or `x-api-key: KEY`.
+- With `LMI_API_KEY` every route but health, and [what routers read](listeners.md#listeners), needs `Authorization: Bearer KEY` or `x-api-key: KEY`.
 - With a `management_address`, models, adapters, metrics and logging are on that address only.
 - Inference routes also answer `OPTIONS`, for browsers of other origins.
 

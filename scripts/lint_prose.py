@@ -27,7 +27,7 @@ CELL_WORDS_AT_MOST: Final = 28  # more than a cell holds belongs into a paragrap
 CELL_CLAUSES_AT_MOST: Final = 3  # sentences, or parts of one between semicolons
 NAME_AT_MOST: Final = 66  # characters of a test's name
 FOREIGN: Final = "## Arguments of vLLM"  # from here on a page has texts of another project
-BESIDE_THE_SITE: Final = ("tests/README.md",)  # pages, too
+BESIDE_THE_SITE: Final = ("tests/README.md", "integration/gpu/README.md")  # pages, too
 SOURCES: Final = (
     "lmi_vllm/**/*.py", "lmi_vllm/**/*.js", "lmi_vllm/**/*.html", "scripts/**/*.py",
     "integration/**/*.py", "tests/**/*.py", "Makefile",

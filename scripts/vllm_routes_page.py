@@ -22,7 +22,7 @@ The table has every route that the HTTP application of vLLM {releases} can have.
 | answered by | meaning |
 | --- | --- |
 | ours | A route of this server. An OpenAI route answers with vLLM's body. |
-| vLLM | [vLLM's own application](requests.md#vllm-routes) in this server. Inference waits in the queue, with limits and adapters; *information* does not. |
+| vLLM | [vLLM's own application](vllm-differences.md#vllm-routes) in this server. Inference waits in the queue, with limits and adapters; *information* does not. |
 | vLLM, with a key | It acts on the server. It needs vLLM's own switch and `LMI_API_KEY`. If there is a management address, it is there. |
 | refused | 404, with the reason in the last column. |
 

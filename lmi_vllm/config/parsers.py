@@ -1,6 +1,6 @@
 """Parsers from the text of a setting to its value; each raises ValueError with what is allowed.
 
-Each kind of value is read in the same way from every source (docs/configuration.md).
+Each kind of value is read in the same way from every source (docs/option-values.md).
 """
 
 import json

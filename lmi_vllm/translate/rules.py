@@ -285,7 +285,7 @@ def served_task(values: Mapping[str, object]) -> str:
 _EAGER: Final = "enforce_eager"
 # Arguments of those who choose by themselves how a model is compiled.
 _CHOSEN: Final = ("compilation_config", "optimization_level")
-_COST: Final = "the start is shorter, each token takes longer (docs/startup.md#compiled-code)"
+_COST: Final = "the start is shorter, each token takes longer (docs/caches.md#compiled-code)"
 
 
 def compile_if_possible(draft: ArgumentDraft) -> None:

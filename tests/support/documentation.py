@@ -5,6 +5,7 @@ before it says what it would need: `<!-- needs: gpu -->`. Data has its own langu
 """
 
 import re
+import shlex
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -93,18 +94,27 @@ def blocks_of(page: str) -> Iterator[Block]:
 
 
 def steps_of(block: Block) -> Iterator[Step]:
-    """Yield the commands of a console block: `$` and a blank, continued after a backslash."""
+    """Yield the commands of a console block: `$` and a blank, to the end of its last quotes."""
     command, shown = "", ""
     for line in block.text.splitlines():
         if line.startswith("$ "):
             if command:
                 yield Step(command, shown)
             command, shown = line.removeprefix("$ "), ""
-        elif command.endswith("\\") and not shown:
+        elif not shown and _goes_on(command):
             command += f"\n{line}"
         else:
             shown += f"{line}\n"
     yield Step(command, shown)
+
+
+def _goes_on(command: str) -> bool:
+    """Whether a shell would read a further line: after a backslash, or inside of quotes."""
+    try:
+        shlex.split(command)
+    except ValueError:
+        return True
+    return False
 
 
 def every_block() -> list[Block]:

@@ -99,6 +99,23 @@ def test_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
 
 
+WORDS_OF_A_PAGE = 1500  # what a page of one task takes: about ten minutes
+# Pages to look something up in, or to follow from top to bottom once.
+REFERENCES = {
+    "ARCHITECTURE.md", "CHANGELOG.md", "DECISIONS.md", "SECURITY.md", "config/models.md",
+    "config/option-reference.md", "docs/http-api.md", "docs/memory.md", "docs/troubleshooting.md",
+    "docs/vllm-routes.md",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in pages() if page not in REFERENCES and "/decisions/" not in page]
+)
+def test_page_has_one_task(page: str) -> None:
+    """What is longer is two pages, or a reference."""
+    assert len((ROOT / page).read_text(encoding="utf-8").split()) <= WORDS_OF_A_PAGE
+
+
 @cache
 def source_texts() -> tuple[str, ...]:
     """Every text of the package; what an f-string fills in is a NUL character."""
@@ -169,7 +186,7 @@ def test_code_refers_to_headings_that_exist(folder: str) -> None:
 
 def test_dangling_references_are_found() -> None:
     """The check can fail."""
-    good = "docs/requests.md#finish-reasons, config/quantization.md"
+    good = "docs/answers.md#finish-reasons, config/quantization.md"
     assert dangling(f"{good}, docs/requests.md#nothing, docs/none.md") == [
         "docs/requests.md#nothing",
         "docs/none.md",

@@ -1,4 +1,4 @@
-"""docs/fleet.md: its options are valid, and its lines for proxies are those that are tested."""
+"""Guides of fleets and routers: options are valid, lines for proxies are those that are tested."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,7 @@ from integration.fleet.proxies import PROXIES
 from tests.support.documentation import Block, blocks_of
 from tests.unit.conftest import ExplainRun
 
-BLOCKS = list(blocks_of("docs/fleet.md"))
+BLOCKS = [*blocks_of("docs/fleet.md"), *blocks_of("docs/routers.md")]
 OPTIONS = [block for block in BLOCKS if block.language == "properties"]
 LINES = [line for block in BLOCKS if block.language == "text" for line in block.text.splitlines()]
 

@@ -30,7 +30,7 @@ _OF_NO_PROGRAM: Final = ("HOSTNAME", "MASTER_ADDR", "MASTER_PORT")  # of shells,
 _OTHER_PREFIXES: Final = MappingProxyType(
     {
         "SM_SGLANG_": "it is for SGLang's image; engine arguments here are OPTION_<NAME> or flags",
-        "VLLM_LORA_RESOLVER_": "adapters on demand are option.adapter_store (docs/adapters.md)",
+        "VLLM_LORA_RESOLVER_": "adapters on demand: option.adapter_store (docs/adapter-store.md)",
     }
 )
 # Variables of Hugging Face's image of vLLM, and what says the same here. Its other names with these

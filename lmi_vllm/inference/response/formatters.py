@@ -1,7 +1,7 @@
 """Chunks -> bytes: schemas (LMI, TGI-compatible, metered) times framings (json, jsonlines, sse).
 
 There is no I/O here: each request has its formatter, which gets chunks and returns bytes.
-docs/requests.md has the formats; JSON is compact and not ASCII-escaped.
+docs/answers.md has the formats; JSON is compact and not ASCII-escaped.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""serving.properties (docs/configuration.md#file-syntax), against an independent reader too."""
+"""serving.properties (docs/option-values.md#file-syntax), against an independent reader too."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The type rules (docs/configuration.md#values), and vLLM's own reading of pass-through values."""
+"""The type rules (docs/option-values.md#values), and vLLM's own reading of pass-through values."""
 
 from pathlib import Path
 

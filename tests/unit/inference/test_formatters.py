@@ -29,7 +29,7 @@ from lmi_vllm.messages import (
 A = GeneratedToken(5, " a", -0.5)
 B = GeneratedToken(9, " b", -0.25)
 
-# Accept, output_formatter, tgi_compat -> framing of a stream (docs/requests.md#framings).
+# Accept, output_formatter, tgi_compat -> framing of a stream (docs/answers.md#framings).
 CHOICES = {
     "unset": ("", None, False, "jsonlines"),
     "unset, tgi": ("", None, True, "sse"),

@@ -24,7 +24,7 @@ def fields(**given: Any) -> dict[str, Any]:
     return sampling_fields(parse_parameters(given))
 
 
-# Parameters -> what they add to the greedy default (docs/requests.md#parameters).
+# Parameters -> what they add to the greedy default (docs/parameters.md).
 MAPPING: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "none": ({}, {}),
     "max_new_tokens": ({"max_new_tokens": 5}, {"max_tokens": 5}),

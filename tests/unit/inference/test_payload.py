@@ -238,7 +238,7 @@ def test_payload_parameters_must_be_object(parameters: object) -> None:
     assert request(parameters=None) == request(parameters={}) == request()
 
 
-# Payload and profile -> whether it streams (docs/requests.md#framings).
+# Payload and profile -> whether it streams (docs/answers.md#framings).
 STREAMING: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
     "default": ({}, {}, False),
     "stream": ({"stream": True}, {}, True),

@@ -1,4 +1,4 @@
-"""Tensor, pipeline and data parallel sizes (docs/configuration.md#parallel-sizes)."""
+"""Tensor, pipeline and data parallel sizes (docs/engine-options.md#parallel-sizes)."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Custom code around requests: what clients get, byte for byte (docs/requests.md#custom-code)."""
+"""Custom code around requests: what clients get, byte for byte (docs/custom-code.md)."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable

@@ -1,4 +1,4 @@
-"""Deferred results: the token, the pieces, the bounds, the end (docs/requests.md)."""
+"""Deferred results: the token, the pieces, the bounds, the end (docs/sessions.md)."""
 
 import asyncio
 import re

@@ -1,4 +1,4 @@
-"""LMCache: the file it reads, and the sizes made from the machine (docs/startup.md#lmcache)."""
+"""LMCache: the file it reads, and the sizes made from the machine (docs/caches.md#lmcache)."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""Sticky sessions: exact answers, expiry, and what the disk keeps (docs/requests.md#sessions)."""
+"""Sticky sessions: exact answers, expiry, and what the disk keeps (docs/sessions.md#sessions)."""
 
 import asyncio
 import json

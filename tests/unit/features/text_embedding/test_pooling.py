@@ -30,7 +30,7 @@ async def _ask(serve: ServeScripted, body: object, **fields: object) -> tuple[in
 async def test_embedding_is_always_an_array_of_vectors(
     serve: ServeScripted, body: object, answer: bytes
 ) -> None:
-    """One vector per input, a newline at the end (docs/requests.md#embeddings)."""
+    """One vector per input, a newline at the end (docs/embeddings.md#embeddings)."""
     assert await _ask(serve, body) == (200, answer)
 
 
