@@ -72,6 +72,7 @@ class AdapterRegistry:
         hooks: "MakeHooks" = no_hooks,
     ) -> None:
         self.is_enabled = is_enabled
+        self._has_said = False
         self.changes: set[asyncio.Task[Any]] = set()
         self._reserved_names = frozenset(reserved_names)
         self._slots = slots
@@ -187,6 +188,7 @@ class AdapterRegistry:
             RequestError: it is registered, but cannot be loaded now.
             NotReadyError: it makes room for others each time before it is held.
         """
+        self._say_where_they_are_off()
         for _ in range(MAX_FINDS):
             is_known = await self.find_on_demand(name)
             with contextlib.suppress(UnknownAdapterError):
@@ -201,6 +203,15 @@ class AdapterRegistry:
             if not is_known:
                 raise UnknownAdapterError(alias or name)
         raise evicted(alias or name)
+
+    def _say_where_they_are_off(self) -> None:
+        """Log, once, why requests find no adapter: their error is that of any unknown name."""
+        if not (self.is_enabled or self._has_said):
+            self._has_said = True
+            logger.warning(
+                "a request names an adapter, and adapters are off: start with "
+                "option.enable_lora=true (OPTION_ENABLE_LORA=true)"
+            )
 
     @shielded
     async def load_on_first_use(self, name: str, alias: str | None = None) -> Adapter:

@@ -255,3 +255,14 @@ async def test_registration_without_a_slot_has_retry_after(
     monkeypatch.setattr(ScriptedEngine, "load_adapter", full)
     answer = await lora.post(path, **options)
     assert (answer.status, answer.headers.get("Retry-After")) == (507, "5")
+
+
+async def test_log_says_that_adapters_are_off(
+    serve: ServeScripted, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The error is that of an unknown name; the log names the option, once."""
+    client = await serve()
+    for _ in range(2):
+        answer = await client.post("/invocations", json={"inputs": "x", "adapters": "fr"})
+        assert answer.status == 424
+    assert len([text for text in caplog.messages if "option.enable_lora=true" in text]) == 1

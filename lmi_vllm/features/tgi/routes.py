@@ -3,6 +3,7 @@
 `/tokenize` is one route for TGI's bodies and vLLM's: only a body says whose it is.
 """
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -27,6 +28,9 @@ from lmi_vllm.web.inference_routes import (
 from lmi_vllm.web.management_routes import front_page
 from lmi_vllm.web.request import DIALECT, OPTIONS, RECORD, SERVICE, RouteGroup, Routes, check_method
 
+_LOG: Final = logging.getLogger(__name__)
+_SAID: Final = web.AppKey("tgi_paths_without_tgi_compat", set[str])
+
 ROOT: Final = "/"
 GENERATE: Final[Mapping[str, TgiRoute]] = MappingProxyType(
     {
@@ -44,6 +48,7 @@ def _add(app: web.Application) -> None:
     """Register the routes; without `tgi_compat` they are as if they were not there."""
     if app[OPTIONS].routes is Routes.MANAGEMENT:
         return
+    app[_SAID] = set()
     for path, route in GENERATE.items():
         app.router.add_route("*", path, generate_handler(route, path))
     app.router.add_route("*", INFO, info)
@@ -72,8 +77,18 @@ def generate_handler(route: TgiRoute, path: str) -> Handler:
     return handler
 
 
-async def not_found(_: web.Request) -> web.Response:
-    """Raise `ResourceNotFoundError`: without `tgi_compat` the path does not exist."""
+async def not_found(request: web.Request) -> web.Response:
+    """Raise `ResourceNotFoundError`: without `tgi_compat` the path does not exist.
+
+    The answer is that of any such path, so the log says what is missing, once for each path.
+    """
+    if (path := request.path) not in (said := request.app[_SAID]):
+        said.add(path)
+        _LOG.warning(
+            "%s is a route of Text Generation Inference: start with option.tgi_compat=true "
+            "(OPTION_TGI_COMPAT=true) to answer it",
+            path,
+        )
     raise ResourceNotFoundError
 
 

@@ -154,6 +154,17 @@ async def test_tgi_routes_wait_for_the_model(serve: ServeScripted, path: str) ->
     assert "settings phase" in body["error"]
 
 
+async def test_log_says_which_option_answers_tgi_s_routes(
+    serve: ServeScripted, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The 404 is that of any path; the log names the option once for each path."""
+    client = await serve()
+    for path in ("/generate", "/generate", "/info"):
+        assert (await client.post(path, json={"inputs": "x"})).status == 404
+    said = [text for text in caplog.messages if "option.tgi_compat=true" in text]
+    assert [text.split()[0] for text in said] == ["/generate", "/info"]
+
+
 @pytest.mark.parametrize("engine", [GatedEngine()], ids=["gated"])
 @pytest.mark.parametrize("path", ["/generate", "/invocations"])
 async def test_tgi_overload_is_429(serve: ServeScripted, engine: GatedEngine, path: str) -> None:
