@@ -107,7 +107,8 @@ class InferenceService:
         Raises:
             NotReadyError: the model does not answer now, and its state is none of `also`.
         """
-        runtime, limits = self._runtime_in(also), self.steps.limits
+        runtime = self._runtime_in(also) if also else self.runtime
+        limits = self.steps.limits
         context = RequestContext(runtime, self.queue, call, self.statuses, limits)
         context.also = also
         return context

@@ -125,7 +125,7 @@ class GuardedAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
         **options: Any,
     ) -> AsyncGenerator[Any, None]:
         """As AsyncLLM.generate; refuses adapters that could harm the engine."""
-        adapter = self._adapter(lora_request)
+        adapter = self.adapters.base if lora_request is None else self._adapter(lora_request)
         if sampling_params.prompt_logprobs is not None:
             self._check_prompt_logprobs(prompt, sampling_params)
         is_bound = sampling_params.structured_outputs is not None
@@ -140,6 +140,8 @@ class GuardedAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
         )
         if is_bound:
             outputs = _bound(outputs, self.check_grammar, sampling_params)
+        if lora_request is None:
+            return outputs
         return self._with_slot(outputs, adapter, lora_request)
 
     async def add_request(
@@ -171,10 +173,12 @@ class GuardedAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
         self, *args: Any, lora_request: LoRARequest | None = None, **options: Any
     ) -> AsyncGenerator[Any, None]:
         """As AsyncLLM.encode, with the guard of `generate`; NaN in the output is an error."""
-        adapter = self._adapter(lora_request)
+        adapter = self.adapters.base if lora_request is None else self._adapter(lora_request)
         outputs: AsyncGenerator[Any, None] = super().encode(
             *args, lora_request=to_lora_request(adapter), **_continued_trace(options)
         )
+        if lora_request is None:
+            return _finite(outputs)
         return self._with_slot(_finite(outputs), adapter, lora_request)
 
     def kill(self, seconds: float) -> bool:
@@ -260,9 +264,7 @@ class GuardedAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
                 f"each token as many as prompt_logprobs (with echo: logprobs) and one; got {count}"
             )
 
-    def _adapter(self, lora_request: LoRARequest | None) -> LoadedAdapter | None:
-        if lora_request is None:
-            return self.adapters.base
+    def _adapter(self, lora_request: LoRARequest) -> LoadedAdapter:
         with _refused():
             return self.adapters.find(lora_request.lora_int_id, lora_request.lora_name)
 
@@ -270,9 +272,9 @@ class GuardedAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
         self,
         outputs: AsyncGenerator[Any, None],
         adapter: LoadedAdapter | None,
-        lora_request: LoRARequest | None,
+        lora_request: LoRARequest,
     ) -> AsyncGenerator[Any, None]:
-        if adapter is None or lora_request is None or adapter is self.adapters.base:
+        if adapter is None or adapter is self.adapters.base:
             return outputs
         return self._held(outputs, adapter, lora_request.lora_name)
 

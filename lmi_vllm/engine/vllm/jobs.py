@@ -59,8 +59,7 @@ class JobRunner:
         chunks = ChunkMaker(job, self._tokenizer, self._special_ids, self._end_ids)
         with our_errors():
             outputs = self._outputs(job, await self._render(job))
-        try:
-            with our_errors():
+            try:
                 with self._llm.output_processor.in_lane(job, chunks, direct):
                     output = await anext(outputs, None)
                 while output is not None:
@@ -71,8 +70,8 @@ class JobRunner:
                             )
                         yield chunks.make(output, completion)
                     output = await anext(outputs, None)
-        finally:
-            await outputs.aclose()
+            finally:
+                await outputs.aclose()
 
     def _outputs(self, job: GenerationJob, prompt: Any) -> AsyncGenerator[Any, None]:
         lora_request = job.adapter and to_lora_request(job.adapter)

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from types import MappingProxyType
@@ -111,7 +111,15 @@ class VllmOpenAI:
         raw_request = self._raw_request(call)
         try:
             texts = self._outputs.direct_texts(call, handle.__self__, direct)
-            reply = _reply(await _unless_cancelled(handle(request, raw_request)), texts)
+            task = asyncio.current_task()
+            before = task.cancelling() if task else 0
+            found = await handle(request, raw_request)
+            # vLLM takes every cancellation for the client's, and answers it: 400, "Client
+            # disconnected". Who cancelled has to hear of it: the end of the server and time limits
+            # have answers of their own.
+            if task is not None and task.cancelling() > before:
+                raise asyncio.CancelledError
+            reply = _reply(found, texts)
             if reply.status >= HTTPStatus.BAD_REQUEST:  # an answer has the adapter's own name
                 reply = self._bridge.with_own_name(reply, call.adapter)
             return reply
@@ -162,20 +170,6 @@ class VllmOpenAI:
                 "app": self._app,
             }
         )
-
-
-async def _unless_cancelled(answer: Awaitable[Any]) -> Any:
-    """Return the answer of a handler, unless the request was cancelled meanwhile.
-
-    vLLM takes every cancellation for the client's, and answers it: 400, "Client disconnected". Who
-    cancelled has to hear of it: the end of the server and time limits have answers of their own.
-    """
-    task = asyncio.current_task()
-    before = task.cancelling() if task else 0
-    found = await answer
-    if task is not None and task.cancelling() > before:
-        raise asyncio.CancelledError
-    return found
 
 
 def _error(found: ErrorResponse) -> OpenAIReply:

@@ -17,7 +17,6 @@ from lmi_vllm.inference.request.sampling import (
     Candidates,
     as_in_tgi,
     choose_candidates,
-    is_sampling,
     request_sampling,
     wants_details,
     with_seed,
@@ -71,12 +70,13 @@ def parse_lmi_request(
     wants_logprobs = has_token_hook or _wants_logprobs(
         parameters, profile, candidates, is_streaming=is_streaming
     )
+    sampling = request_sampling(parameters, profile, candidates, wants_logprobs, tgi_route)
     request = LmiRequest(
         prompts=prompts,
         is_list=is_list,
         is_streaming=is_streaming,
-        sampling=request_sampling(parameters, profile, candidates, wants_logprobs, tgi_route),
-        apply_model_defaults=is_sampling(parameters),
+        sampling=sampling,
+        apply_model_defaults=sampling.get("temperature") != 0.0,  # a greedy request has 0
         candidates=candidates,
         truncate=parameters.truncate,
         priority=parameters.priority or 0,

@@ -121,6 +121,8 @@ class TextLengths:
 
     def _checked_media(self, prompt: Any) -> Any:
         """Return a prompt with the client's own names of media."""
+        if not prompt.get("multi_modal_data") and not prompt.get("multi_modal_uuids"):
+            return prompt
         if prompt.get("multi_modal_data") and (
             self._config.device_config.device_type == "cpu"
             and self._config.model_config.is_mm_prefix_lm
