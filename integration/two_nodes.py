@@ -260,28 +260,28 @@ def test_cable_that_is_pulled_ends_both(cluster: Cluster) -> None:
     assert wait_until(lambda: are_gone(processes), DISCONNECT_SECONDS), survivors(processes)
 
 
-@pytest.mark.parametrize("who", ["follower", "leader's engine"])
-def test_leader_serves_again_when_its_follower_comes_back(cluster: Cluster, who: str) -> None:
-    """SERVING_RETRY_THRESHOLD: /ping 503 until then; the same tokens as before."""
-    leader, follower, url = cluster.both(**TENSOR, SERVING_RETRY_THRESHOLD="1")
+def test_leader_serves_again_when_its_follower_comes_back(cluster: Cluster) -> None:
+    """SERVING_RETRY_THRESHOLD: /ping 503 until then, and the same tokens; for two reasons."""
+    leader, follower, url = cluster.both(**TENSOR, SERVING_RETRY_THRESHOLD="2")
     before = tokens(url, PROMPTS[0])
-    if who == "follower":
-        kill_node(follower)
-    else:
-        kill_workers(leader)
-        assert follower.wait_exit() == 0, follower.describe()
-    assert wait_until(lambda: health(url)[0] == 503, DISCONNECT_SECONDS)
-    status, body = health(url)
-    assert (status, "PENDING" in body, '"engine"' in body) == (503, True, True), body
-    refused = call(url, "/invocations", {"inputs": "a"})
-    assert (refused.status, "retry-after" in refused.headers) == (503, True)
-    again = cluster.follow(**TENSOR)
-    again.wait_for_line(FOLLOWING)
-    assert wait_until(lambda: health(url)[0] == 200, RESTART_SECONDS), leader.describe()
-    assert tokens(url, PROMPTS[0]) == before
+    for who in ("follower", "leader's engine"):
+        if who == "follower":
+            kill_node(follower)
+        else:
+            kill_workers(leader)
+            assert follower.wait_exit() == 0, follower.describe()
+        assert wait_until(lambda: health(url)[0] == 503, DISCONNECT_SECONDS), who
+        status, body = health(url)
+        assert (status, "PENDING" in body, '"engine"' in body) == (503, True, True), (who, body)
+        refused = call(url, "/invocations", {"inputs": "a"})
+        assert (refused.status, "retry-after" in refused.headers) == (503, True), who
+        follower = cluster.follow(**TENSOR)
+        follower.wait_for_line(FOLLOWING)
+        assert wait_until(lambda: health(url)[0] == 200, RESTART_SECONDS), leader.describe()
+        assert tokens(url, PROMPTS[0]) == before, who
     terminate(leader)
     assert leader.wait_exit() == 0, leader.describe()
-    assert again.wait_exit() == 0, again.describe()
+    assert follower.wait_exit() == 0, follower.describe()
 
 
 @pytest.mark.parametrize("role", ["leader", "follower"])
