@@ -29,6 +29,7 @@ NEEDS: Final = MappingProxyType(
         "hub": "a model hub",
         "index": "the package index, or an environment to install into",
         "prometheus": "Prometheus",
+        "server": "a second server, on a port of its own",
     }
 )
 _MARK: Final = re.compile(r"<!-- (needs: (?P<needs>\w+)|(?P<note>figures vary|output varies)) -->")

@@ -9,6 +9,7 @@ import pytest
 
 from lmi_vllm.commands import explain
 from tests.support.assembled import CONFIGURATION
+from tests.support.certificates import make_pair
 
 FOLDER = Path(__file__).parent.parent.parent / "config" / "samples"
 FILES = sorted(path for path in FOLDER.iterdir() if path.suffix in (".properties", ".env"))
@@ -21,6 +22,8 @@ EXPECTED = {
     "local-weights.properties": {"enable_prefix_caching": True, "tensor_parallel_size": 8},
     "two-copies.properties": {"tensor_parallel_size": 2, "data_parallel_size": 2},
     "lora-adapters.properties": {"enable_lora": True, "max_loras": 8},
+    "adapter-store.properties": {"enable_lora": True, "max_lora_rank": 32},
+    "https.env": {"model": "acme/assistant-8b"},
     "lora.env": {"enable_lora": True, "max_cpu_loras": 64},
     "quantized.properties": {"quantization": "awq", "dtype": "float16"},
     "quantized.env": {"quantization": "fp8"},
@@ -33,6 +36,7 @@ EXPECTED = {
     "chat-with-tools.properties": {"model": "acme/assistant-8b"},
     "from-lmi-dist.properties": {"max_num_batched_tokens": 32768},
 }
+MACHINE = "/etc/lmi/"  # where a sample has its files
 WITH_WARNINGS = {"from-lmi-dist.properties"}  # options that LMI-Dist alone had
 
 
@@ -50,6 +54,7 @@ def explained(path: Path, store: Path, capsys: pytest.CaptureFixture[str]) -> di
     else:
         lines = [line for line in path.read_text().splitlines() if line and line[0] != "#"]
         environ = dict(line.split("=", 1) for line in lines)
+        environ = {name: _here(text, store) for name, text in environ.items()}
     words = ["--format", "json", "--gpus", "8", "--model-store", str(store)]
     words += [] if path.name in WITH_WARNINGS else ["--strict"]
     parser = argparse.ArgumentParser()
@@ -58,6 +63,17 @@ def explained(path: Path, store: Path, capsys: pytest.CaptureFixture[str]) -> di
     printed = capsys.readouterr()
     assert (code, printed.err) == (0, ""), printed
     return dict(json.loads(printed.out))
+
+
+def _here(text: str, folder: Path) -> str:
+    """Return a value with files below `folder` in place of those of the machine to be."""
+    if not text.startswith(MACHINE):
+        return text
+    pair = make_pair(folder, "cert")
+    keys = folder / "keys.txt"
+    keys.write_text("sesame\n")
+    found = {"cert.pem": pair.certificate, "key.pem": pair.key, "keys.txt": keys}
+    return str(found[text.removeprefix(MACHINE)])
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 import pytest
+import yaml
 
 from lmi_vllm.assembly import configuration
 from lmi_vllm.cli import parse
@@ -53,6 +54,39 @@ def test_kserve_s_template(started: Started) -> None:
     assert settings.model.model_id == MODEL
     assert settings.model.details.served_model_name.origin.name == "--served-model-name"
     assert settings.feature(RequestLogSettings).disable_uvicorn_access_log
+
+
+SAMPLES = Path(__file__).parents[2] / "config" / "kubernetes"
+
+
+def container_of(name: str) -> tuple[list[str], dict[str, str]]:
+    """Return the words and the variables of a sample's container."""
+    manifest = yaml.safe_load((SAMPLES / name).read_text())
+    (container,) = manifest["spec"]["template"]["spec"]["containers"]
+    environ = {one["name"]: one["value"] for one in container["env"] if "value" in one}
+    return [*container.get("command", []), *container.get("args", [])], environ
+
+
+def test_sample_of_a_deployment_of_vllm_serve(started: Started) -> None:
+    """The port of its probes, the model's own name, the flags."""
+    settings = started(*container_of("from-vllm-serve.yaml"))
+    assert not settings.errors
+    assert not settings.warnings
+    assert settings.server.inference_address == "http://0.0.0.0:8000"
+    assert settings.model.model_id == "acme/assistant-8b"
+    assert settings.model.max_model_len == 8192
+    assert settings.model.served_model_name == ["acme/assistant-8b"]
+
+
+def test_sample_of_a_deployment_of_tgi(started: Started) -> None:
+    """The launcher's variables are read, and answers are TGI's."""
+    settings = started(*container_of("from-tgi.yaml"))
+    assert not settings.errors
+    assert not settings.warnings
+    assert settings.server.inference_address == "http://0.0.0.0:80"
+    assert settings.model.tgi_compat
+    assert settings.model.tensor_parallel_degree == 2
+    assert settings.server.job_queue_size == 256
 
 
 def test_kserve_s_template_with_tls_and_adapters(started: Started) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,12 +16,14 @@ from lmi_vllm.features.custom_code.djl_python.shortcuts import (
     create_stream_chunk_output,
 )
 from lmi_vllm.features.custom_code.functions import FileFunctions, InputFunction, OutputFunction
+from lmi_vllm.features.custom_code.loading import load_model_code
 from lmi_vllm.features.custom_code.model_code import CustomCode
 from lmi_vllm.features.scripted.engine import ScriptedEngine
 from lmi_vllm.messages import ServingProfile
 from tests.conftest import ServeScripted
 from tests.support.hook_files import write_code
 
+SAMPLE = Path(__file__).parents[4] / "config" / "samples" / "model.py"
 PROFILE = ServingProfile(model_name="demo", predict_timeout=20)
 WITH_LORA = ServingProfile(model_name="demo", enable_lora=True)
 
@@ -432,3 +435,18 @@ async def test_running_request_keeps_the_hooks_it_began_with(
     await client.post(f"/adapters?name=a&src={folder}")
     answer = await client.post("/invocations", json={**body, "stream": False})
     assert await answer.json() == {"by": "new"}
+
+
+async def test_sample_of_a_file_does_what_it_says(serve: ServeScripted) -> None:
+    """The rule stands before the prompt; both kinds of answers have the sample's own form."""
+    functions = load_model_code(SAMPLE, "handle", None)
+    client = await serve(code=code(to_payload=functions.input and functions.input.function))
+    answer = await client.post("/invocations", json={"inputs": "a b"})
+    assert "Answer in one sentence." in (await answer.json())["generated_text"]
+    output, usage = functions.output, SimpleNamespace(completion_tokens=3)
+    assert isinstance(output, OutputFunction)
+    message = SimpleNamespace(message=SimpleNamespace(content="a"))
+    for choice in (SimpleNamespace(text=" a"), message):
+        made = output.function(SimpleNamespace(choices=[choice], usage=usage))
+        assert made == '{"answer": "a", "tokens": 3}'
+    assert output.function("data: an event") == "data: an event"
