@@ -1,6 +1,12 @@
 """Every line of the log in one format: ours, vLLM's, and those of the engine's own process."""
 
 import json
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
 
 from integration.client import call, wait_until
 from integration.conftest import RunningServer, StartServer
@@ -72,3 +78,57 @@ def test_the_level_is_changed_while_it_runs(shared_scripted_server: RunningServe
     assert wait_until(lambda: "limit=12" in server.stderr, 5)
     assert "limit=11" not in server.stderr
     assert json.loads(call(url, "/models?limit=1").body)["models"]
+
+
+def test_a_terminal_has_a_line_that_moves_then_the_address_last() -> None:
+    """A start draws over itself; `Ready` is green, and the command and the console follow it."""
+    screen, code = on_a_terminal({})
+    moving = re.findall(r"\r\x1b\[K[-/|\\] model: (.+?)\r", screen)
+    assert moving, screen
+    assert "starting the engine" not in screen
+    end = screen.partition("\x1b[1;32mReady on http://")[2].splitlines()
+    assert end[1].endswith("/invocations \\")
+    assert [line.strip()[:3] for line in end[2:4]] == ["-H ", "-d "]
+    assert end[4].strip().startswith("Console on http://")
+    assert max(map(len, end[1:5])) < 80
+    assert "ended: 0 requests answered, 0 refused or failed" in screen.splitlines()[-1]
+    assert code == 0
+
+
+def test_a_terminal_without_colours_has_plain_lines() -> None:
+    """NO_COLOR: nothing is drawn, and what a start does is in lines."""
+    screen, _ = on_a_terminal({"NO_COLOR": "1"})
+    assert not re.search(r"\x1b\[(?!K)", screen)
+    assert "\nReady on http://" in screen.replace("\r", "")
+
+
+def on_a_terminal(environ: dict[str, str]) -> tuple[str, int]:
+    """Return what a server with the scripted engine shows until Ctrl-C, and its exit code."""
+    ours, its = os.openpty()
+    command = [sys.executable, "-m", "lmi_vllm", "serve", "--demo", "--engine", "scripted"]
+    process = subprocess.Popen(
+        [*command, "--port", "0"], stdin=its, stdout=its, stderr=its,
+        env={**os.environ, "TERM": "xterm", **environ},
+    )  # fmt: skip
+    os.close(its)
+    shown, is_told = b"", False
+    try:
+        while block := _read(ours):
+            shown += block
+            if not is_told and b"  Console on" in shown.partition(b"Ready on")[2]:
+                process.send_signal(signal.SIGINT)
+                is_told = True
+        return shown.decode(), process.wait(30)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+
+
+def _read(descriptor: int) -> bytes:
+    ready, _, _ = select.select([descriptor], [], [], 60)
+    assert ready, "nothing was shown for a minute"
+    try:
+        return os.read(descriptor, 4096)
+    except OSError:  # the other side is closed
+        return b""

@@ -63,6 +63,7 @@ class Listeners:
     curl: str  # a command that sends a request
     runners: tuple[web.AppRunner, ...]
     address: ListenAddress
+    pages: tuple[str, ...] = ()  # lines that name those for browsers
 
     async def stop(self) -> None:
         """Close every port; connections stay open."""
@@ -104,8 +105,9 @@ async def open_listeners(  # noqa: PLR0913, PLR0917 - one name for each thing th
         options = replace(options, groups=(*parts.groups, *_groups(context, parts)))
         runner, address = await open_port(plan.inference, service, options, tls, inner_socket)
         url = address.url()
-        print_lines(*_urls(url, options), f"Listening on {url}")
-        return Listeners(url, curl_line(url, has_key=context.has_key), (runner,), address)
+        pages = tuple(_urls(url, options))
+        print_lines(*pages, f"Listening on {url}")
+        return Listeners(url, curl_line(url, has_key=context.has_key), (runner,), address, pages)
     inference = replace(options, routes=Routes.INFERENCE)
     runner, address = await open_port(plan.inference, service, inference, tls, inner_socket)
     url = address.url()
@@ -118,9 +120,10 @@ async def open_listeners(  # noqa: PLR0913, PLR0917 - one name for each thing th
     except StartupError:
         await runner.cleanup()
         raise
-    urls = _urls(second_address.url(), management)
-    print_lines(f"Management on {second_address.url()}", *urls, f"Listening on {url}")
-    return Listeners(url, curl_line(url, has_key=context.has_key), (runner, second), address)
+    pages = (f"Management on {second_address.url()}", *_urls(second_address.url(), management))
+    print_lines(*pages, f"Listening on {url}")
+    curl = curl_line(url, has_key=context.has_key)
+    return Listeners(url, curl, (runner, second), address, pages)
 
 
 def _urls(url: str, options: WebOptions) -> list[str]:
@@ -146,7 +149,7 @@ def reachable_url(url: str) -> str:
 
 def curl_line(url: str, *, has_key: bool) -> str:
     """Return a command that sends a request to the server."""
-    body = '{"inputs": "The capital of France is", "parameters": {"max_new_tokens": 30}}'
+    body = '{"inputs": "The capital of France is"}'
     reachable = reachable_url(url)
     if url.startswith("unix:"):
         reachable = f"--unix-socket {url.removeprefix('unix:')} http://localhost"

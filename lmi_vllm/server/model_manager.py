@@ -21,6 +21,7 @@ from lmi_vllm.server.model_start import ModelStart
 from lmi_vllm.server.plan import StartPlan
 from lmi_vllm.server.supervisor import Outcome, Supervisor
 from lmi_vllm.telemetry.log_handler import print_lines
+from lmi_vllm.telemetry.terminal import ready_lines
 from lmi_vllm.translate.arguments import Translation
 from lmi_vllm.translate.devices import detect_devices
 from lmi_vllm.translate.explain import as_document
@@ -63,14 +64,18 @@ class ModelManager:
         self._running: ModelRun | None = None  # it has an engine to close
         self._start: ModelStart | None = None  # also for a registered model
         self._url = self._curl = ""
+        self._pages: Sequence[str] = ()
 
-    async def run(self, url: str, curl: str) -> Outcome:
-        """Serve at `url`; returns once that is over. `curl` is a command that sends a request."""
+    async def run(self, url: str, curl: str, pages: Sequence[str] = ()) -> Outcome:
+        """Serve at `url`; returns once that is over.
+
+        `curl` is a command that sends a request, `pages` are lines that name those for browsers.
+        """
         context, settings = self._context, self._settings
         lifecycle = context.service.lifecycle
         seconds = settings.model.model_loading_timeout
         heartbeat = asyncio.create_task(log_progress(lifecycle, context.clock, seconds))
-        self._url, self._curl = url, curl
+        self._url, self._curl, self._pages = url, curl, pages
         try:
             plan, settings = await planned(context, settings, self._typed)
             if plan is None:
@@ -141,4 +146,4 @@ class ModelManager:
         for notify in (*self._context.events.on_ready, *started.model.on_ready):
             notify(ReadyModel(started.plan, phases, url, curl))
         seconds = start.elapsed_seconds
-        print_lines(f"Ready on {url} after {seconds:.1f} s", f"Try: {curl}")
+        print_lines(*ready_lines(url, seconds, curl, self._pages, self._context.environ))

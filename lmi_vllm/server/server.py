@@ -63,6 +63,7 @@ class Server:
             context, settings, typed, parts.without_model.value, parts.model_parts
         )
         self._budget = EndBudget(clock)
+        self._cut = 0  # requests that the end of the server has ended
 
     async def run(self, stop: asyncio.Event) -> tuple[int, str]:
         """Serve until `stop` is set, a start fails or the engine fails; return code and reason.
@@ -101,7 +102,7 @@ class Server:
             self._processes.first_socket,
         )
         self._processes.opened(listeners.address)
-        life = asyncio.create_task(self._models.run(listeners.url, listeners.curl))
+        life = asyncio.create_task(self._models.run(listeners.url, listeners.curl, listeners.pages))
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait({life, stopping}, return_when=asyncio.FIRST_COMPLETED)
         outcome = life.result() if life.done() else Outcome(0)
@@ -129,7 +130,16 @@ class Server:
         await self._close_engine(stop)
         await within(self._processes.end(), "the end of the other front ends")
         await within(listeners.close(), "the end of connections")
+        self._say_what_was_done()
         return outcome
+
+    def _say_what_was_done(self) -> None:
+        totals = self.service.telemetry.totals
+        logger.info(
+            "ended: %d requests answered, %d refused or failed, %d left by their clients, %d of "
+            "those in flight cut off",
+            totals.answered, totals.failed, totals.left, self._cut,
+        )  # fmt: skip
 
     async def _pause(self, stop: asyncio.Event) -> None:
         """Serve on for a while with a readiness of 503, so that balancers send no more requests."""
@@ -159,6 +169,7 @@ class Server:
         await asyncio.wait({again, idle}, return_when=asyncio.FIRST_COMPLETED)
         DRAINED.labels("completed").inc(began_with - queue.in_flight)
         DRAINED.labels("cut").inc(queue.in_flight)
+        self._cut = queue.in_flight
         if queue.in_flight:
             logger.warning("ending %d requests that did not finish", queue.in_flight)
             queue.cancel_all()

@@ -14,7 +14,16 @@ _EXPECTED: Final = (
     "Reset SSM cache type",
     "Enforce eager set, disabling",
     "Inductor compilation was disabled by user settings",
+    "Attempted to load weight",  # whose dtype is another: one line for each of the model's
+    "Failed to create oneDNN linear, fallback",
+    "CPU backend doesn't allow to use `torch.set_num_threads`",
+    "The chat template requires system-first ordering",
 )
+# Advice for CPUs in production, and what the moving line and the summary of a start show.
+_NOT_ON_A_TERMINAL: Final = (
+    "%s is not found in LD_PRELOAD", "starting the engine: ", "starting: ",
+    "engine argument ", "importing vLLM", "model %s from %s", "%s was trained on ",
+)  # fmt: skip
 _DEPRECATED: Final = "/site-packages/vllm/"  # a warning of Python's about a line of vLLM's code
 _WARNINGS: Final = "py.warnings"
 
@@ -31,7 +40,10 @@ def is_news(record: logging.LogRecord) -> bool:
 def is_news_on_a_terminal(record: logging.LogRecord) -> bool:
     """Whether to keep a line where there is room for little."""
     is_chatter = record.levelno < logging.WARNING and record.name.startswith("vllm")
-    return not is_chatter and is_news(record)
+    is_shown = record.levelno > logging.WARNING or not str(record.msg).startswith(
+        _NOT_ON_A_TERMINAL
+    )
+    return not is_chatter and is_shown and is_news(record)
 
 
 def leave_out_expected(

@@ -15,7 +15,12 @@ from typing import Final, Literal, TextIO
 
 import orjson
 
-from lmi_vllm.telemetry.log_handler import QueuedHandler, drop_what_waits, ignore_dropped
+from lmi_vllm.telemetry.log_handler import (
+    CLEAR,
+    QueuedHandler,
+    drop_what_waits,
+    ignore_dropped,
+)
 
 Format = Literal["text", "json"]
 
@@ -48,6 +53,14 @@ class TextFormatter(logging.Formatter):
         """Return the line."""
         text = _CONTROLS.sub(_escaped, self._mask(super().format(record)))
         return text.replace("\n", "\n    ")
+
+
+class TerminalFormatter(TextFormatter):
+    """Formats lines that replace what was drawn where they begin."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        return CLEAR + super().format(record)
 
 
 def _escaped(control: re.Match[str]) -> str:
@@ -144,7 +157,8 @@ def configure_logging(
         descriptor = kept  # for prints, too: they wait, and never fail
         sys.stderr = os.fdopen(kept, "w", 1, "utf-8", errors="backslashreplace", closefd=False)
     handler = QueuedHandler(descriptor, count_dropped)
-    handler.setFormatter(JsonFormatter(mask) if kind == "json" else TextFormatter(mask))
+    people = TerminalFormatter if os.isatty(descriptor) else TextFormatter
+    handler.setFormatter(JsonFormatter(mask) if kind == "json" else people(mask))
     logging.logThreads = logging.logMultiprocessing = False  # in neither format: saves the look-ups
     logging.basicConfig(level=level, handlers=[handler], force=True)
     logging.captureWarnings(capture=True)

@@ -13,7 +13,7 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from lmi_vllm.clock import LOG_FLUSH_SECONDS
@@ -22,6 +22,7 @@ GATHER_SECONDS: Final = 0.02  # the thread's sleep after a line, so that one wri
 PRINT_SECONDS: Final = 0.05
 MAX_QUEUED_BYTES: Final = 1 << 20  # waiting lines; further ones are dropped
 _ATOMIC_BYTES: Final = 4096  # PIPE_BUF: several processes write to one pipe
+CLEAR: Final = "\x1b[K"  # to the end of a terminal's line: what a longer one has left there
 _LATE: Final = 100  # before multiprocessing's own work at a child's end
 
 
@@ -46,6 +47,12 @@ def print_lines(*lines: str) -> None:
 def _flush_log() -> None:
     for handler in logging.getLogger().handlers:
         handler.flush()
+
+
+def can_draw(environ: Mapping[str, str]) -> bool:
+    """Whether the log goes to a terminal that moves its cursor, and plain text is not asked for."""
+    is_plain = environ.get("TERM", "dumb") == "dumb" or environ.get("LMI_LOG_FORMAT") == "json"
+    return sys.stderr.isatty() and not is_plain and not environ.get("NO_COLOR")
 
 
 def drop_what_waits(descriptor: int) -> int:

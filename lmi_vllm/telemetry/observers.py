@@ -93,6 +93,26 @@ class RequestCounter:
 
 
 @dataclass(slots=True)
+class RequestTotals:
+    """Counts the requests of inference that have ended in this process, for its last line."""
+
+    answered: int = 0
+    failed: int = 0  # refused ones, too
+    left: int = 0  # by their client
+
+    def __call__(self, summary: RequestSummary) -> None:
+        """Count one request."""
+        if not summary.is_inference or summary.is_background:
+            return
+        if summary.is_disconnected:
+            self.left += 1
+        elif summary.fault is not None or summary.status >= _FIRST_ERROR:
+            self.failed += 1
+        else:
+            self.answered += 1
+
+
+@dataclass(slots=True)
 class RequestLog:
     """Logs a line for each request; those of `quiet_paths`, or all, are below info."""
 
@@ -173,6 +193,7 @@ class Telemetry:
     """
 
     request_log: RequestLog = field(default_factory=RequestLog)
+    totals: RequestTotals = field(default_factory=RequestTotals)
     observers: list[Observer] = field(default_factory=lambda: [RequestCounter()])
     on_line: list[Callable[[str], None]] = field(default_factory=list)  # of SageMaker's telemetry
     # In a further process of the server: sends such a line to the first one.
@@ -183,4 +204,4 @@ class Telemetry:
     series: Callable[[Sequence[str]], Collectable] = own_series
 
     def __post_init__(self) -> None:
-        self.observers.append(self.request_log)
+        self.observers += [self.totals, self.request_log]

@@ -1,6 +1,7 @@
 """Graceful shutdown: running work ends within its deadline, new work is refused."""
 
 import asyncio
+import logging
 from dataclasses import dataclass, field
 
 import pytest
@@ -210,3 +211,20 @@ class Stuck(Slow):
     async def close(self) -> None:
         """Hang."""
         await asyncio.Event().wait()
+
+
+async def test_the_last_line_says_what_was_answered_and_what_was_cut(
+    serve: Serve, engines: Engines, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of inference; one that is in flight at the deadline is cut."""
+    caplog.set_level(logging.INFO)
+    server, request, _ = await draining(serve, engines)
+    assert (await server.ask("POST", "/invocations", PROMPT)).status == 503
+    await server.clock.advance(30)
+    await request
+    await server.ended()
+    said = [text for text in caplog.messages if text.startswith("ended: ")]
+    assert said == [
+        "ended: 0 requests answered, 2 refused or failed, 0 left by their clients, "
+        "1 of those in flight cut off"
+    ]

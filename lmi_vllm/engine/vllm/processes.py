@@ -30,7 +30,7 @@ from lmi_vllm.engine.vllm.workarounds import Scope, apply_to_the_end
 from lmi_vllm.engine.vllm.workarounds.not_finite import is_expected
 from lmi_vllm.telemetry.expected_lines import leave_out_expected
 from lmi_vllm.telemetry.log_format import configure_logging, log_progress_bars
-from lmi_vllm.telemetry.log_handler import ignore_dropped, telling
+from lmi_vllm.telemetry.log_handler import can_draw, ignore_dropped, telling
 
 T = TypeVar("T")
 ENGINE_THREAD_NAME: Final = "lmi-vllm-engine-parent"
@@ -223,9 +223,10 @@ def log_as_the_server() -> None:
 
 
 def keep_bars_out_of_the_log() -> None:
-    """Log progress bars as lines, but where people see them on a terminal."""
+    """Log progress bars as lines, but on a terminal that the line of a start does not draw on."""
     kind = os.environ.get(LOG_FORMAT_VARIABLE)
-    if kind == "json" or (kind == "text" and not os.isatty(_STDERR)):
+    is_file = kind == "text" and not os.isatty(_STDERR)
+    if kind == "json" or is_file or (kind == "text" and can_draw(os.environ)):
         log_progress_bars()
 
 

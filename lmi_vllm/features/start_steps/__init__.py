@@ -8,6 +8,7 @@ if TYPE_CHECKING:
 
 def serve(s: "ServerParts") -> None:
     """Add to the server."""
+    from lmi_vllm.features.start_steps.drawing import drawing_starts
     from lmi_vllm.features.start_steps.reading import reading_steps
 
-    s.lifespans.append(reading_steps)
+    s.lifespans += [reading_steps, drawing_starts]

@@ -10,6 +10,7 @@ from lmi_vllm.telemetry.expected_lines import is_news, leave_out_expected
 EXPECTED = (
     ("vllm.platforms.cpu", "Triton is not installed. triton-cpu is expected on x86 CPUs."),
     ("vllm.config.vllm", "Enforce eager set, disabling torch.compile"),
+    ("vllm.model_executor.models.utils", "Attempted to load weight a with dtype b into"),
     ("py.warnings", "/x/site-packages/vllm/triton_utils/a.py:138: FutureWarning: `b` is old"),
 )
 NEWS = (
@@ -67,3 +68,5 @@ def test_a_terminal_has_vllm_s_warnings_alone(
     assert bool(handler.filter(record("vllm.config", "said", logging.INFO))) is is_kept
     assert bool(handler.filter(record(*EXPECTED[0]))) is bool(environ)
     assert handler.filter(record("lmi_vllm.server", "said", logging.INFO))
+    advice = record("vllm.v1.worker.cpu_worker", "%s is not found in LD_PRELOAD. For best")
+    assert bool(handler.filter(advice)) is is_kept
