@@ -1,5 +1,6 @@
 """Arguments that follow from the files in the model's folder: its tokenizer and its length."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -25,6 +26,8 @@ _HEADS: Final = frozenset(
 # In config.json: the scores are those of words (Qwen3-Reranker), so the head is the model's own.
 _HEAD_FROM_TOKENS: Final = ("classifier_from_token", "is_original_qwen3_reranker")
 _READ: Final = frozenset((".safetensors", ".bin", ".pt"))
+# Names of the files of a tokenizer, of Transformers' older and slow ones, too.
+_OF_TOKENIZER: Final = re.compile(r"token|vocab|merges|piece|tekken|\.model\b|\.py$", re.IGNORECASE)
 
 
 def readable(draft: ArgumentDraft) -> None:
@@ -166,6 +169,24 @@ def whole_files(draft: ArgumentDraft) -> None:
             draft.fail(f"the model's weights: {problem}")
 
 
+def tokenizer(draft: ArgumentDraft) -> None:
+    """Refuse a whole model without any tokenizer before vLLM is imported.
+
+    A folder without weights is no whole model: they may be streamed, or the engine makes them up.
+    """
+    values, folder = draft.values, draft.values.get("model")
+    is_told = values.get("tokenizer") or values.get("skip_tokenizer_init")
+    if is_told or not isinstance(folder, str) or not is_directory(folder):
+        return
+    files = [*Path(folder).iterdir()]
+    has_weights = any(file.suffix in _READ for file in files)
+    if has_weights and not any(_OF_TOKENIZER.search(file.name) for file in files):
+        draft.fail(
+            f"the model's tokenizer: {folder} has no file of one (tokenizer.json, tokenizer.model, "
+            f"vocab.txt, ...); fetch the model again, or name a folder in option.tokenizer"
+        )
+
+
 CHECKPOINT_RULES: Final[tuple[Rule, ...]] = (
-    readable, tokenizer_mode, length, head, weights, whole_files
+    readable, tokenizer_mode, length, head, weights, whole_files, tokenizer
 )  # fmt: skip

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from integration.matrix.page import PAGE, page
+from integration.matrix.page import PAGE, TODAY, page
 
 ADAPTERS = sorted((Path(__file__).parents[2] / "config/models/adapters").glob("*.json"))
 
@@ -21,3 +21,13 @@ def test_no_adapter_answers_wrongly(file: Path) -> None:
     found = json.loads(file.read_text(encoding="utf-8"))
     assert found["wrong"] == {}
     assert found["works"] or found["refused"] or found["error"]
+
+
+def test_the_page_begins_with_what_is_asked_for_today() -> None:
+    """Every family of the list is there, and the first row is the first of them."""
+    rows = [line for line in page().split("## Works")[1].splitlines() if line.startswith("| ")]
+    titles = [row.split(" | ")[0].removeprefix("| ") for row in rows[2:]]
+    for name in TODAY:
+        assert any(title.startswith(name) for title in titles), name
+    assert titles[0].startswith(TODAY[0])
+    assert "48 of 48" in rows[2]

@@ -45,7 +45,7 @@ def run(
 ) -> int:
     """Print the explanation with the checks' results; returns 0, or 2 when there is an error."""
     settings = settings_of(arguments, environ, configuration)
-    given_files = read_directory(Path(arguments.config)) if arguments.config else None
+    given_files = _files_in(Path(arguments.config)) if arguments.config else None
     read = reader_of(arguments, settings, environ, configuration, with_size=True)
     if given_files is not None:
         read = _reader_of(given_files)
@@ -134,6 +134,18 @@ def _checked(
     for name in _CODE:
         if directory is not None and (directory / name).is_file():
             yield f"{directory / name}"
+
+
+def _files_in(place: Path) -> ModelFiles:
+    """Return the model's files in a folder, or beside the config.json that is named itself."""
+    if place.name == "config.json" and place.is_file():
+        place = place.parent
+    if not place.is_dir():
+        what = "is a file; --config names the folder of a config.json"
+        return ModelFiles(problem=f"{place} {what if place.exists() else 'does not exist'}")
+    files = read_directory(place)
+    missing = files.config is None and not (place / "config.json").is_file()
+    return ModelFiles(problem=f"{place} has no config.json") if missing else files
 
 
 def _reader_of(files: ModelFiles) -> ModelReader:

@@ -198,3 +198,26 @@ def test_code_beside_the_weights_may_read_what_is_no_model(tmp_path: Path) -> No
     environ = {"SERVING_MODEL_STORE": str(store)}
     errors = translate_start(load_settings(environ), environ, Devices()).errors
     assert not [text for text in errors if "is no model" in text]
+
+
+@pytest.mark.parametrize(
+    ("files", "options", "is_refused"),
+    [
+        (("model.safetensors",), {}, True),
+        (("model.safetensors", "generation_config.json"), {}, True),
+        (("model.safetensors", "tokenizer.json"), {}, False),
+        (("model.safetensors", "vocab.txt"), {}, False),
+        (("model.safetensors", "qwen.tiktoken"), {}, False),
+        (("model.safetensors", "spiece.model"), {}, False),
+        (("model.safetensors",), {"tokenizer": "acme/other"}, False),
+        (("model.safetensors",), {"skip_tokenizer_init": "true"}, False),
+        ((), {}, False),
+    ],
+)
+def test_model_without_a_tokenizer_is_refused(
+    tmp_path: Path, files: tuple[str, ...], options: dict[str, str], is_refused: bool
+) -> None:
+    """Before the engine, which needs a quarter of a minute to find out."""
+    found = translated(tmp_path, PLAIN, files, **options)
+    said = [text for text in found.errors if text.startswith("the model's tokenizer: ")]
+    assert bool(said) is is_refused, said

@@ -104,3 +104,30 @@ def test_memory_has_a_heading_of_its_own() -> None:
     assert "estimate for each GPU" not in table.partition("\nMemory\n")[0]
     written = subprocess.run([*command, "--format", "json"], capture_output=True, check=True).stdout
     assert memory.strip().splitlines()[0].strip() in json.loads(written)["warnings"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("none", "none does not exist"),
+        ("empty", "empty has no config.json"),
+        ("8b.json", "8b.json is a file; --config names the folder of a config.json"),
+    ],
+)
+def test_what_is_wrong_with_the_folder_of_config_is_said(
+    run: Run, tmp_path: Path, name: str, text: str
+) -> None:
+    """Each said that the model had no config.json."""
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "8b.json").write_text("{}", encoding="utf-8")
+    code, found = run("validate", "--config", str(tmp_path / name))
+    assert code == 2
+    assert any(text in error for error in found["errors"]), found["errors"]
+
+
+def test_config_json_may_be_named_itself(run: Run, tmp_path: Path) -> None:
+    """It stands for its folder."""
+    code, found = run("validate", "--config", f"{model(tmp_path / 'tiny')}/config.json")
+    assert not [error for error in found["errors"] if "not checked" in error]
+    assert f"config.json of {tmp_path / 'tiny'}" in found["checked"][0]
+    assert code == 0
