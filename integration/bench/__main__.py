@@ -16,7 +16,7 @@ from integration.bench.results import Result
 
 BENCHMARKS: Final = (
     "startup", "tokens", "serving", "requests", "bridge", "front_ends", "growth", "overload",
-    "fetch",
+    "fetch", "idle_sleep",
 )  # fmt: skip
 DEFAULT_OUT: Final = "bench-report"
 

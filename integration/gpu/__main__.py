@@ -27,6 +27,8 @@ CHECKS: Final[Mapping[str, Callable[[Suite], str]]] = MappingProxyType(
         "structured output": answers.structured_output,
         "adapters in one batch": answers.adapters_in_one_batch,
         "sleep and wake": lifecycle.sleep_and_wake,
+        "idle sleep": lifecycle.idle_sleep,
+        "large idle sleep": lifecycle.large_idle_sleep,
         "memory estimate": sizes.memory_estimate,
         "tensor parallel": lifecycle.tensor_parallel,
         "engine death": lifecycle.engine_death,

@@ -64,6 +64,50 @@ def sleep_and_wake(suite: Suite) -> str:
     return f"{used} MiB awake, {asleep} asleep, the same answer afterwards"
 
 
+def idle_sleep(suite: Suite) -> str:
+    """An idle model falls asleep at each level, and the next request is answered as before."""
+    levels = ("stop", "1", "2") if suite.machine.has_gpu else ("stop",)
+    notes = []
+    for level in levels:
+        with suite.server("--demo", LMI_SLEEP_AFTER_SECONDS="2", LMI_SLEEP_LEVEL=level) as (_, url):
+            notes.append(f"{level}: {_slept(suite, url, ('', 'json', 'capitals'))}")
+    return "; ".join(notes)
+
+
+def large_idle_sleep(suite: Suite) -> str:
+    """The same of a shape: its memory is free while it sleeps, and how long waking takes."""
+    suite.needs_gpu("the embedded model is all that a CPU is asked for")
+    model, notes = write_shape(suite), []
+    for level in ("1", "stop"):
+        own = {"LMI_SLEEP_AFTER_SECONDS": "2", "LMI_SLEEP_LEVEL": level, "LMI_WAKE_TIMEOUT": "0"}
+        with suite.server("--model", str(model), **own) as (_, url):
+            before, used = _tokens(url), suite.machine.memory_used()
+            notes.append(f"{level}: {_slept(suite, url)}")
+            assert _tokens(url) == before
+            assert suite.machine.memory_used() > used / 2
+    return "; ".join(notes)
+
+
+def _slept(suite: Suite, url: str, adapters: tuple[str, ...] = ("",)) -> str:
+    """Wait until the model sleeps, wake it by a request, and say what that took and freed."""
+    before, used = [text_of(url, adapter=name) for name in adapters], suite.machine.memory_used()
+    assert wait_until(lambda: _is_asleep(url), AWAKE_SECONDS)
+    asleep = suite.machine.memory_used()
+    assert call(url, "/ready").status == call(url, "/health").status == 200
+    assert not suite.machine.has_gpu or asleep < used, f"{used} MiB awake, {asleep} asleep"
+    began = time.monotonic()
+    first = text_of(url, adapter=adapters[0])
+    took = time.monotonic() - began
+    assert [first, *(text_of(url, adapter=name) for name in adapters[1:])] == before
+    return f"{used} MiB awake, {asleep} asleep, answered after {took:.1f} s"
+
+
+def _is_asleep(url: str) -> bool:
+    """Whether the memory is given back, and a request would wake the model."""
+    shown = call(url, "/server/sleep").json()
+    return shown["status"] == "Asleep" and shown["is_given_back"]
+
+
 def _tokens(url: str) -> list[int]:
     """Ids: what dummy weights say may be no text."""
     payload = {"inputs": "The river runs", "parameters": {"max_new_tokens": 8, "details": True}}

@@ -55,8 +55,8 @@ class AdapterRegistry:
 
     `AdapterLoads` loads them (`resolve`, `load_code`, `release`). A change that has begun is
     completed, even if its client disconnects: half a change would leave weights that no call can
-    remove. `hooks` makes those of this registry. The engine has `slots` for adapters; 0 if that is
-    not known.
+    remove. The engine is `kept_awake` meanwhile. `hooks` makes those of this registry. The engine
+    has `slots` for adapters; 0 if that is not known.
     """
 
     def __init__(  # noqa: PLR0913 - one name for each thing that a start knows
@@ -70,6 +70,7 @@ class AdapterRegistry:
         load_code: LoadCode = no_code,
         release: Release = keep_copy,
         hooks: "MakeHooks" = no_hooks,
+        kept_awake: "KeptAwake" = contextlib.nullcontext,
     ) -> None:
         self.is_enabled = is_enabled
         self._has_said = False
@@ -82,6 +83,7 @@ class AdapterRegistry:
         self._next_number = itertools.count(1)
         self._loads = AdapterLoads(engine, resolve, load_code, release)
         self._names = KeyedLock()
+        self._kept_awake = kept_awake
         self._state_lock = asyncio.Lock()
         self.hooks = hooks(self)
 
@@ -230,7 +232,7 @@ class AdapterRegistry:
                     self._adapters[name] = adapter = await self._loads.load(adapter)
                 except AdapterCapacityError as error:  # 507 is only for calls that register
                     raise NoAdapterSlotError(error.text) from error
-                await self._publish()
+                await self.publish()
             return adapter
 
     @shielded
@@ -258,7 +260,7 @@ class AdapterRegistry:
                 )
             adapter.check_flags()
             self._put(adapter.name, await self._loads.prepare(adapter))
-            await self._publish()
+            await self.publish()
         await self._changed(adapter.name)
 
     @shielded
@@ -286,7 +288,7 @@ class AdapterRegistry:
             if adapter.is_from_store and not current.is_from_store:
                 raise AdapterConflictError(f"The adapter {name} was registered by a call")
             self._put(name, await self._loads.prepare(adapter, current.ref))
-        await self._publish(timeout_seconds)
+        await self.publish(timeout_seconds)
         await self._loads.unload(current.ref, timeout_seconds)
         if not is_new:
             await self._loads.forget_files(current)
@@ -326,7 +328,7 @@ class AdapterRegistry:
                 wanted, dropped = replace(wanted, ref=None), current.ref
             self._put(name, wanted)
         # New requests load it again: they need not wait for the running ones.
-        await self._publish(timeout_seconds)
+        await self.publish(timeout_seconds)
         await self._loads.unload(dropped, timeout_seconds)
         if outdated is not None:
             await self._loads.forget_files(outdated)
@@ -359,13 +361,13 @@ class AdapterRegistry:
                 self._put(name, None)
             try:
                 await self._loads.unpin(adapter.ref)
-                await self._publish(timeout_seconds)
+                await self.publish(timeout_seconds)
                 await self._loads.unload(adapter.ref, timeout_seconds)
             except BaseException:
                 # Not noted: other servers may have dropped it already. `sharing` retries the
                 # removal.
                 self._adapters[name] = adapter
-                await self._publish()
+                await self.publish()
                 raise
             await self._loads.forget_files(adapter)
         await self._changed(name)
@@ -419,12 +421,14 @@ class AdapterRegistry:
 
     @contextlib.asynccontextmanager
     async def _changing(self, name: str) -> AsyncIterator[None]:
-        async with self._names.hold(name):
+        # In this order: an engine that wakes takes the names of its adapters.
+        async with self._kept_awake(), self._names.hold(name):
             if self.hooks.sharing is not None:
                 self.hooks.sharing.check(name)
             yield
 
-    async def _publish(self, timeout_seconds: float = 0.0) -> None:
+    async def publish(self, timeout_seconds: float = 0.0) -> None:
+        """Send the list to other processes; returns once they route by it."""
         if self.hooks.publish is not None:
             await self.hooks.publish(tuple(self), timeout_seconds)
 
@@ -447,3 +451,5 @@ class AdapterRegistry:
 
 
 MakeHooks = Callable[[AdapterRegistry], AdapterHooks]
+# Keeps the engine awake while the body of its context runs.
+KeptAwake = Callable[[], contextlib.AbstractAsyncContextManager[None]]

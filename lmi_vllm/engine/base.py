@@ -309,6 +309,26 @@ class Engine(EngineProcess, Protocol):
         """Leave what is asked in the body out of the engine's own metrics; others are counted."""
         ...
 
+    async def sleep(self, level: int) -> None:
+        """Give memory back, while there is no request: vLLM's level 1 or 2.
+
+        Raises:
+            EngineFailureError: this engine cannot.
+            EngineDeadError: the engine is gone.
+        """
+        ...
+
+    async def wake_up(self, level: int) -> None:
+        """Take back the memory that `sleep` of this level has given; the caches are empty.
+
+        After level 2 the weights have been read again, and no adapter is loaded.
+
+        Raises:
+            EngineFailureError: it cannot.
+            EngineDeadError: the engine is gone.
+        """
+        ...
+
     async def load_adapter(self, adapter: AdapterRef) -> None:
         """Make `adapter` usable, for OpenAI calls by its name, too.
 

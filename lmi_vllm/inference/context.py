@@ -100,6 +100,7 @@ class RequestContext:
         self.needs_parts = False
         self._limits = limits
         self.also: Container[State] = ()  # states beside readiness in which it is admitted
+        self.wake: Callable[[], Awaitable[Runtime]] | None = None  # wakes a model that rests
         self._held: dict[str, Adapter] = {}
         self._holdings = Holdings(queue, self.record)
         self._connect: Callable[[RowSink], None] | None = None
@@ -109,15 +110,27 @@ class RequestContext:
         """Take a slot in the queue.
 
         Raises:
-            LmiError: the server starts, drains or has failed, the queue is full, or a feature
-                refuses the request.
+            LmiError: the server starts, drains or has failed, the queue is full, a feature
+                refuses the request, or a model that rests is not awake in time.
         """
         if self.record is not None:
             self.record.is_inference = True
         for check in self._limits:
             check(self)
         self._holdings.add(self.queue.take(also=self.also))
+        # With the slot it keeps the model awake.
+        if self.wake is not None and self.queue.lifecycle.is_resting:
+            try:
+                self._use(await self.wake())
+            except BaseException as error:
+                await self.__aexit__(type(error), error, None)
+                raise
         return self
+
+    def _use(self, runtime: Runtime) -> None:
+        """Ask this model, whose engine was started after the request had come."""
+        self.runtime, self.hooks = runtime, runtime.hooks
+        self.stream_ends = StreamEnds(self.queue, runtime.profile, self.statuses)
 
     async def __aexit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         try:

@@ -28,7 +28,7 @@ from lmi_vllm.messages import (
 )
 from lmi_vllm.multipart import boundary_of, text_fields
 
-_READING: Final = ("GET", "HEAD", "OPTIONS")
+READING: Final = ("GET", "HEAD", "OPTIONS")
 _JSON: Final = "application/json"
 _DEEP: Final = 100  # levels
 _LARGE: Final = 2**63
@@ -40,7 +40,7 @@ async def pass_on(
     """Return the application's answer to a request that is not for the model; it needs no slot."""
     application = _application(runtime)
     answer = await application.call(http)
-    if route.kind is RouteKind.MANAGEMENT and http.method not in _READING:
+    if route.kind is RouteKind.MANAGEMENT and http.method not in READING:
         is_asleep = await application.is_asleep()
         lifecycle.set_asleep(is_asleep=is_asleep)
     reply = unchanged_reply(answer)

@@ -1,5 +1,6 @@
 """The server's lifecycle: its state, the phase of a start, and the answer of `/ping`."""
 
+import asyncio
 import time
 from collections.abc import Callable, Container, Mapping
 from enum import StrEnum
@@ -26,12 +27,14 @@ class State(StrEnum):
     PENDING = "PENDING"
     HEALTHY = "Healthy"
     UNHEALTHY = "Unhealthy"  # alive, but stalled
-    ASLEEP = "Asleep"  # a call has paused the engine or put it to sleep
+    ASLEEP = "Asleep"  # idle for long, or a call has paused the engine or put it to sleep
+    WAKING = "Waking"  # a request has asked for the model, which had been idle
     FAILED = "FAILED"
     DRAINING = "DRAINING"
 
 
 _AFTER_THE_ENGINE: Final = (Phase.ADAPTERS, Phase.WARM_UP)
+STARTING: Final = (State.PENDING, State.WAKING)
 DRAIN_RETRY_SECONDS: Final = 30
 RETRY_SECONDS: Final = 5
 _REFUSED: Final = MappingProxyType({
@@ -48,6 +51,7 @@ class StartProgress:
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self.phase = Phase.SETTINGS
+        self.is_running = True
         self.step = ""  # of the engine's phase, as far as its log says
         self.download = _NOTHING  # the last figures of a download, also after its end
         self.progress = _NOTHING  # start of the running phase
@@ -107,6 +111,7 @@ class StartProgress:
 
     def restart(self) -> None:
         """Restart the clock, at the engine phase."""
+        self.is_running = True
         self._began = self._engine_began = self._now()
         self._phases.clear()
         self._steps.clear()
@@ -115,6 +120,7 @@ class StartProgress:
 
     def end(self) -> None:
         """Stop the clock at the end of the start, successful or not."""
+        self.is_running = False
         self._phases.enter("")
         self._end_step()
 
@@ -147,6 +153,11 @@ class Lifecycle:
         self._was_ready = False
         self._hides_failure = False
         self._is_registered = False
+        self.is_resting = False  # it sleeps until the next request, or wakes for one
+        self.roused = asyncio.Event()  # set while it does not
+        self.roused.set()
+        self._rest_began = 0.0
+        self._now = now
         self.on_state: list[Callable[[State], None]] = []  # called with each state
 
     @property
@@ -161,8 +172,18 @@ class Lifecycle:
 
     @property
     def is_ready(self) -> bool:
-        """Whether a balancer should send requests."""
-        return self.is_serving and not self._is_marked_unhealthy and not self._is_leaving
+        """Whether a balancer should send requests; one that rests is woken by them."""
+        return self.takes_requests and not self._is_marked_unhealthy and not self._is_leaving
+
+    @property
+    def takes_requests(self) -> bool:
+        """Whether requests are answered, or wait until a model that rests is awake."""
+        return self.is_serving or (self.has_model and self.is_resting)
+
+    @property
+    def rest_seconds(self) -> float:
+        """Seconds since the model fell asleep for lack of requests, or began to wake; else 0."""
+        return self._now() - self._rest_began if self.is_resting else 0.0
 
     def note_failure(self, cause: Fault | int) -> None:
         """Report the fault, or the status, of an answer to `on_failure`."""
@@ -208,12 +229,22 @@ class Lifecycle:
         self.set_state(State.PENDING)
         self.start.restart()
 
-    def set_state(self, state: State) -> None:
+    def fall_asleep(self) -> None:
+        """Enter a sleep from which the next request wakes the model; no effect in a drain."""
+        self.set_state(State.ASLEEP, is_resting=True)
+
+    def begin_waking(self, *, is_start: bool) -> None:
+        """Enter the state in which requests wait; with `is_start` the engine is started again."""
+        self.set_state(State.WAKING, is_resting=True)
+        if is_start:
+            self.start.restart()
+
+    def set_state(self, state: State, *, is_resting: bool = False) -> None:
         """Enter `state`; after draining or failed the server is never healthy again."""
         if self.state not in (State.DRAINING, State.FAILED) or state is State.FAILED:
-            if self.state is State.PENDING:
+            if self.state in STARTING:
                 self.start.end()
-            self.state = state
+            self._enter(state, is_resting=is_resting)
             self._was_ready = self._was_ready or state is State.HEALTHY
             for on_state in self.on_state:
                 on_state(state)
@@ -225,25 +256,35 @@ class Lifecycle:
         elif not is_asleep and self.state is State.ASLEEP:
             self.set_state(State.HEALTHY)
 
-    def mirror(self, state: State, *, has_model: bool) -> None:
+    def mirror(self, state: State, *, has_model: bool, is_resting: bool = False) -> None:
         """Copy the state of the process that answers health checks."""
-        self.state, self.has_model = state, has_model
+        self.has_model = has_model
+        self._enter(state, is_resting=is_resting)
+
+    def _enter(self, state: State, *, is_resting: bool) -> None:
+        """Set the state; those who wait for the model to wake see the new one."""
+        self.state, self.is_resting = state, is_resting
+        if is_resting:
+            self._rest_began = self._now()
+            self.roused.clear()
+        else:
+            self.roused.set()
 
     def ping(self) -> tuple[int, dict[str, Any]]:
         """Return the status and body of `/ping`."""
         if not self.has_model:
             return 200, {}
         entry: dict[str, Any] = {"status": str(self.state)}
-        if self.state is State.PENDING:
+        if self.is_resting:
+            entry["seconds"] = round(self.rest_seconds, 1)
+        if self.state is State.PENDING or (self.state is State.WAKING and self.start.is_running):
             entry["phase"] = str(self.start.phase)
             if self.start.step and self.start.phase is Phase.ENGINE:
                 entry["step"] = self.start.step
             entry["elapsed_seconds"] = round(self.start.elapsed_seconds, 1)
             entry |= self.start.progress
         entry |= self.ping_details
-        is_fine = self.state is State.HEALTHY and not (
-            self._is_marked_unhealthy or self._is_leaving
-        )
+        is_fine = self.is_ready
         is_hidden = (self.state is State.FAILED and self._hides_failure) or (
             self.state is State.PENDING and self._is_registered
         )
@@ -261,10 +302,12 @@ class Lifecycle:
     def check_ready(self, also: Container[State] = ()) -> None:
         """Check that requests may be admitted, or that the state is one of `also`.
 
+        They are while the model rests: each then waits until it is awake.
+
         Raises:
             NotReadyError: starting, asleep, failed or draining; the text says which.
         """
-        if self.state in also:
+        if self.is_resting or self.state in also:
             return
         if self.state is State.PENDING:
             raise _not_ready(

@@ -20,6 +20,12 @@ class QueueSlots:
     """The number of taken slots in the queue; this base class has those of one process."""
 
     _taken = 0
+    _admitted = 0
+
+    @property
+    def admitted(self) -> int:
+        """A number that grows with every request of any of these processes."""
+        return self._admitted
 
     @property
     def total(self) -> int:
@@ -29,6 +35,8 @@ class QueueSlots:
     def add(self, count: int) -> int:
         """Take slots, or give them back with a number below 0; return the new total."""
         self._taken += count
+        if count > 0:
+            self._admitted += count
         return self._taken
 
 
@@ -48,7 +56,7 @@ class RequestQueue:
         self.lifecycle = lifecycle
         self.limit = limit
         self._slots = slots or QueueSlots()
-        self._clock = clock or Clock()
+        self.clock = clock or Clock()
         self.on_end: list[Callable[[], None]] = []  # called by `cancel_all`
         self._in_flight = 0  # of this process
         self._tasks: Counter[asyncio.Task[Any]] = Counter()  # a connection's may hold several
@@ -60,6 +68,11 @@ class RequestQueue:
     def in_flight(self) -> int:
         """Admitted requests of all processes that have not ended, running and waiting."""
         return self._slots.total
+
+    @property
+    def admitted(self) -> int:
+        """A number that grows with every request of any process; those that ended stay in it."""
+        return self._slots.admitted
 
     def resize(self, limit: int) -> None:
         """Admit up to `limit` requests from now on; requests in flight stay."""
@@ -152,7 +165,7 @@ class RequestQueue:
     async def wait_idle(self, timeout_seconds: float) -> bool:
         """Return whether all requests in flight ended within the time."""
         with contextlib.suppress(TimeoutError):
-            await self._clock.limit(timeout_seconds, self._wait_all())
+            await self.clock.limit(timeout_seconds, self._wait_all())
         return not self.in_flight
 
     async def _wait_all(self) -> None:

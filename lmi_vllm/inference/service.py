@@ -13,10 +13,11 @@ from lmi_vllm.errors import (
 )
 from lmi_vllm.inference import pipeline
 from lmi_vllm.inference.context import RequestContext, RequestSteps, Runtime
-from lmi_vllm.inference.engine_routes import forward, pass_on
+from lmi_vllm.inference.engine_routes import READING, forward, pass_on
 from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.inference.openai_lane import list_models
 from lmi_vllm.inference.queue import RequestQueue
+from lmi_vllm.inference.rest import Rest
 from lmi_vllm.messages import HttpCall, HttpRoute, InferenceCall, Reply, RouteKind, ServingProfile
 from lmi_vllm.telemetry.observers import Telemetry
 from lmi_vllm.telemetry.records import RequestSummary, current_record
@@ -35,6 +36,7 @@ class InferenceService:
     ) -> None:
         self.queue = queue
         self.lifecycle = queue.lifecycle
+        self.rest = Rest(queue.lifecycle, queue.clock)
         self.profile = profile or ServingProfile()
         self.model_url = ""
         self.kept: dict[type, object] = {}  # what features keep of a server, by its class
@@ -71,7 +73,7 @@ class InferenceService:
 
     @property
     def runtime(self) -> Runtime:
-        """The loaded model.
+        """The loaded model, whose engine may rest: `admitted` and `rest` wake it.
 
         Raises:
             NotReadyError: there is none yet.
@@ -110,8 +112,13 @@ class InferenceService:
         runtime = self._runtime_in(also) if also else self.runtime
         limits = self.steps.limits
         context = RequestContext(runtime, self.queue, call, self.statuses, limits)
-        context.also = also
+        context.also, context.wake = also, self._woken
         return context
+
+    async def _woken(self) -> Runtime:
+        """Return the loaded model once it is awake: its engine may be another one by then."""
+        await self.rest.awake()
+        return self.runtime
 
     async def infer(self, call: InferenceCall) -> Reply:
         """Answer `/invocations` and similar routes: any kind of payload."""
@@ -148,8 +155,11 @@ class InferenceService:
         # A call that wakes the engine must reach it, also in a drain, which waits for requests that
         # a pause has kept, and for responses to be read.
         is_inference = route.kind is RouteKind.INFERENCE
-        runtime = self._runtime_in(() if is_inference else (State.ASLEEP, State.DRAINING))
-        return await pass_on(runtime, self.lifecycle, http, route)
+        states = () if is_inference else (State.ASLEEP, State.DRAINING)
+        if http.method in READING:  # it asks vLLM's application, which is here
+            return await pass_on(self._runtime_in(states), self.lifecycle, http, route)
+        async with self.rest.kept_awake():
+            return await pass_on(self._runtime_in(states), self.lifecycle, http, route)
 
     def expect_room(self, also: Container[State] = ()) -> None:
         """Refuse a request that would not be admitted now, before its body is read.

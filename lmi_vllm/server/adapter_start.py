@@ -63,6 +63,7 @@ async def load_adapters(
         load_code=load_code,
         release=sources.release,
         hooks=lambda registry: _hooks(context, registry, sources),
+        kept_awake=context.service.rest.kept_awake,
     )
     if not profile.enable_lora:
         return registry

@@ -27,7 +27,7 @@ from lmi_vllm.engine.base import Engine, EngineClient
 from lmi_vllm.engine.factory import EngineFactory
 from lmi_vllm.errors import Fault, StatusTable
 from lmi_vllm.inference.context import ModelSteps
-from lmi_vllm.inference.lifecycle import Lifecycle, State
+from lmi_vllm.inference.lifecycle import STARTING, Lifecycle
 from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import EngineArguments, ServingProfile
@@ -68,6 +68,9 @@ class ProcessGroup:
         Raises:
             EngineStartError: one of them could not.
         """
+
+    async def confirm_state(self) -> None:
+        """Return once every process follows the server's state: none admits by an older one."""
 
     def engine_died(self) -> None:
         """Let each of them end its requests: the engine has failed."""
@@ -233,7 +236,7 @@ async def log_progress(lifecycle: Lifecycle, clock: Clock, limit_seconds: float)
     """Log the phase of a long start every few seconds; when it is late, name the time limits."""
     while True:
         await clock.sleep(HEARTBEAT_SECONDS)
-        if lifecycle.state is not State.PENDING:
+        if lifecycle.state not in STARTING:
             continue
         _, body = lifecycle.ping()
         logger.info("starting: %s", _progress_text(body), extra={"fields": {"start": body}})

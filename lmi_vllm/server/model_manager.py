@@ -135,6 +135,7 @@ class ModelManager:
         await model.enter(self._parts)
         service.lifecycle.expect_model(plan.model.name, hides_failure=settings.server.hides_failure)
         service.queue.resize(settings.server.job_queue_size)  # the model may have it
+        service.rest.wait_seconds = settings.server.lmi_wake_timeout
         service.expect(plan.model.reference, plan.translation.profile)
         plan.log()
         self._start = start = ModelStart(context, model, plan)

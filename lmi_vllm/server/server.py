@@ -145,7 +145,7 @@ class Server:
         """Serve on for a while with a readiness of 503, so that balancers send no more requests."""
         lifecycle, server = self.service.lifecycle, self._settings.server
         seconds = min(server.lmi_shutdown_delay, server.shutdown_timeout)
-        if not seconds or not lifecycle.is_serving:
+        if not seconds or not lifecycle.takes_requests:
             return
         lifecycle.announce_end()
         logger.info("shutting down in %g s (LMI_SHUTDOWN_DELAY): not ready, but serving", seconds)

@@ -15,6 +15,7 @@ from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.server.context import ServerContext
 from lmi_vllm.server.model_files import ReadyFiles
 from lmi_vllm.server.model_start import ModelStart
+from lmi_vllm.server.sleep import ModelSleep
 from lmi_vllm.telemetry.metrics import ENGINE_RESTARTS
 
 logger = logging.getLogger(__name__)
@@ -49,6 +50,7 @@ class Supervisor:
         self._start = start
         self._server = start.model.settings.server
         self._announce = announce
+        self._sleep = ModelSleep(context, start)
         self._engine: Engine | None = None
         self._can_restart = True
         self.ready = asyncio.Event()  # set once the model has answered for the first time
@@ -66,7 +68,7 @@ class Supervisor:
         self.ready.set()
         self._announce()
         failures = 0
-        reason = await self._watch(runtime.engine)
+        runtime, reason = await self._serve(files, runtime)
         while (failures := failures + 1) <= self._server.retry_threshold:
             if self._service.lifecycle.state is State.DRAINING or not self._can_restart:
                 logger.error("%s", reason)
@@ -83,7 +85,7 @@ class Supervisor:
                 reason = error.text
             else:
                 refreeze_heap()
-                reason = await self._watch(runtime.engine)
+                runtime, reason = await self._serve(files, runtime)
         else:
             logger.error(
                 "%s: the engine is not restarted (failure %d, retry_threshold %d)",
@@ -108,6 +110,17 @@ class Supervisor:
         if self._engine is not None:
             await self._engine.close()
 
+    async def _serve(self, files: ReadyFiles, runtime: Runtime) -> tuple[Runtime, str]:
+        """Return the model and why its engine has failed; in between it may have slept."""
+        while not (reason := await self._watch(runtime.engine)):
+            try:
+                runtime = await self._sleep.through(files, runtime)
+            except LmiError as error:
+                return runtime, error.text
+            refreeze_heap()
+            self._begin_service(runtime)
+        return runtime, reason
+
     async def _restart(self, files: ReadyFiles, old: Runtime) -> Runtime:
         self._service.lifecycle.begin_restart()
         await self._processes.detach()
@@ -127,13 +140,14 @@ class Supervisor:
         self._service.lifecycle.set_state(State.HEALTHY)
 
     async def _watch(self, engine: Engine) -> str:
-        """Return why the engine has failed, once it has."""
+        """Return why the engine has failed, once it has; nothing where the model rests."""
         dying = asyncio.create_task(engine.wait_until_dead())
         failing = asyncio.create_task(self._processes.failed.wait())
         watches = [
             asyncio.create_task(watch(engine, self._clock)) for watch in self._model.watchdogs
         ]
-        ends = (dying, failing, *watches)
+        sleeping = asyncio.create_task(self._sleep.until_asleep(engine))
+        ends = (dying, failing, sleeping, *watches)
         try:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -144,6 +158,9 @@ class Supervisor:
         if dying.done() and not dying.cancelled():
             self._processes.engine_died()
             return dying.result()
+        if not sleeping.cancelled():
+            sleeping.result()
+            return ""
         for watch in watches:
             if not watch.cancelled():
                 return await self._end(engine, watch.result())

@@ -94,9 +94,18 @@ DRAINED: Final = Counter(
     ("outcome",),
 )
 ENGINE_RESTARTS: Final = Counter("lmi_engine_restarts", "Engines started after one had died.")
+WAKE_SECONDS: Final = Histogram(
+    "lmi_wake_seconds",
+    "From the request that wakes a model to the model's own first token; its count is that of "
+    "wake-ups.",
+    buckets=LATENCIES,
+)
 
 # Set when the metrics are read.
 TASKS: Final = gauge("lmi_asyncio_tasks", "Tasks of the event loop that have not ended.")
+ASLEEP_SECONDS: Final = gauge(
+    "lmi_asleep_seconds", "Seconds since the idle model fell asleep; 0 while it does not sleep so."
+)
 IN_FLIGHT: Final = gauge(
     "lmi_requests_in_flight",
     "Queue slots that admitted requests hold, running and waiting.",

@@ -41,6 +41,7 @@ from lmi_vllm.translate.model_paths import named_adapters, named_files
 from lmi_vllm.translate.parallel import assign_devices, offer_sizes, refuse_size
 from lmi_vllm.translate.rules import compile_if_possible
 from lmi_vllm.translate.serving_profile import build_serving_profile
+from lmi_vllm.translate.sleep import put_sleep
 
 # What is known of a model's files before they are fetched.
 ModelReader = Callable[[ModelArtifacts], ModelFiles]
@@ -183,7 +184,7 @@ class Translator:
         self._before_checkpoint: tuple[Rule, ...] = (
             _put_model, _put_plain, *_RULES, *added[RulePhase.WRITTEN], _put_fallbacks,
             _put_defaults, *added[RulePhase.DEFAULTS], offer_sizes,
-            assign_devices, *added[RulePhase.PLACED],
+            assign_devices, put_sleep, *added[RulePhase.PLACED],
         )  # fmt: skip
         self._of_checkpoint = (
             *added[RulePhase.CHECKPOINT], refuse_size, named_files, named_adapters,

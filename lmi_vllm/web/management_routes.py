@@ -14,6 +14,7 @@ from lmi_vllm.errors import ResourceNotFoundError
 from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.telemetry import metrics as ours
+from lmi_vllm.web import sleep_route
 from lmi_vllm.web.request import GROUPS, SERVICE
 
 DOWNLOAD: Final[Mapping[str, Gauge]] = MappingProxyType(
@@ -34,6 +35,7 @@ def add_management_routes(app: web.Application) -> None:
     """Register the routes."""
     app.router.add_get("/metrics", metrics)
     app.router.add_get("/server/metrics", metrics)
+    app.router.add_route("*", sleep_route.PATH, sleep_route.sleep)
 
 
 async def metrics(request: web.Request) -> web.Response:
@@ -51,6 +53,8 @@ def _set_gauges(service: InferenceService) -> None:
     """Update the gauges that are computed at each scrape."""
     lifecycle, queue = service.lifecycle, service.queue
     ours.TASKS.set(len(asyncio.all_tasks()))
+    is_asleep = lifecycle.state is State.ASLEEP
+    ours.ASLEEP_SECONDS.set(lifecycle.rest_seconds if is_asleep else 0)
     ours.IN_FLIGHT.set(queue.in_flight)
     ours.QUEUE_LIMIT.set(queue.limit)
     for state in State:

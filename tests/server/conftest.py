@@ -172,6 +172,11 @@ class Serving:
         """What it says it is."""
         return self._server.service.lifecycle.state
 
+    @property
+    def is_leaving(self) -> bool:
+        """Whether it tells balancers that its end has begun."""
+        return "shutting_down" in self._server.service.lifecycle.ping_details
+
     def set_asleep(self, *, is_asleep: bool) -> None:
         """Have its engine sleep, or wake."""
         self._server.service.lifecycle.set_asleep(is_asleep=is_asleep)

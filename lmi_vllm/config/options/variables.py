@@ -65,6 +65,15 @@ class Variables(Section):
     lmi_shutdown_delay: float = variable(parse.seconds_or_off, "So long after SIGTERM "
         "/ping and /ready are 503, and requests are served. Part of `shutdown_timeout`; 0 is off.",
         default=0, values="seconds")
+    lmi_sleep_after_seconds: float = variable(parse.seconds_or_off, "A model without a request "
+        "for so long falls asleep and gives its memory back; the next request wakes it; 0 is off.",
+        default=0, values="seconds")
+    lmi_sleep_level: str = variable(parse.one_of("stop", "1", "2"), "`stop` ends the "
+        "engine, and another is started. Levels of vLLM keep it, on a GPU only: weights go to "
+        "host memory (1) or are read again (2).", default="stop", values="stop, 1, 2")
+    lmi_wake_timeout: float = variable(parse.seconds_or_off, "Longest time a request waits for a "
+        "model that wakes; then it is 503 with Retry-After; 0 is no limit.", default=60,
+        values="seconds")
     lmi_media_allow_private: bool = variable(parse.boolean, "URLs inside messages may lead to "
         "addresses that are not public, and through a proxy.", default=False, values="bool")
     lmi_media_max_size: int = variable(parse.positive_human_int,

@@ -58,6 +58,7 @@ from lmi_vllm.messages import (
 
 DEATH_POLL_SECONDS: Final = 0.2
 SHUTDOWN_SECONDS: Final = 5.0
+LIST_OF_MODELS: Final = "models"
 LAST_ANSWER_SECONDS: Final = 2.0
 KILL_SECONDS: Final = 10.0  # the kernel frees a large memory before a process is gone
 
@@ -181,7 +182,8 @@ class VllmClient:
         self, call: OpenAICall, direct: DirectEvents | None = None
     ) -> Coroutine[Any, Any, OpenAIReply]:
         """Answer with vLLM's own handlers; see `Engine.answer_openai`."""
-        if self._llm.errored:
+        # The list of models asks no engine: it is the same while that is ended for a sleep.
+        if self._llm.errored and call.kind != LIST_OF_MODELS:
             raise EngineDeadError
         return self._openai.answer(call, direct)
 
@@ -190,6 +192,29 @@ class VllmClient:
         outputs = self._llm.output_processor
         is_alone = not outputs.request_states
         return outputs.uncounted.of_body(self._llm.logger_manager, is_alone=is_alone)
+
+    async def sleep(self, level: int) -> None:
+        """Give memory back by vLLM's own sleep mode; see `Engine.sleep`."""
+        with our_errors():
+            await self._while_alive(self._llm.calls.sleep(level))
+
+    async def wake_up(self, level: int) -> None:
+        """Take the memory back; see `Engine.wake_up`."""
+        with our_errors():
+            await self._while_alive(self._llm.calls.wake_up(level))
+
+    async def _while_alive(self, call: Coroutine[Any, Any, None]) -> None:
+        """Make a call of the engine; vLLM does not answer calls after the engine's end."""
+        task = asyncio.create_task(call)
+        try:
+            while not task.done():
+                if self._llm.errored or self._is_closing:
+                    raise EngineDeadError
+                await asyncio.wait([task], timeout=DEATH_POLL_SECONDS)
+        except BaseException:
+            task.cancel()
+            raise
+        await task
 
     async def check_health(self) -> None:
         """Raise EngineDeadError unless the engine is alive."""
@@ -288,19 +313,6 @@ class VllmEngine(VllmClient):
         self.http.remove_adapter(adapter)
         with our_errors():
             await self._while_alive(self.adapters.unload(adapter))
-
-    async def _while_alive(self, call: Coroutine[Any, Any, None]) -> None:
-        """Make a call of the engine; vLLM does not answer calls after the engine's end."""
-        task = asyncio.create_task(call)
-        try:
-            while not task.done():
-                if self._llm.errored or self._is_closing:
-                    raise EngineDeadError
-                await asyncio.wait([task], timeout=DEATH_POLL_SECONDS)
-        except BaseException:
-            task.cancel()
-            raise
-        await task
 
     @property
     def shared_adapters(self) -> tuple[LoadedAdapter, ...]:

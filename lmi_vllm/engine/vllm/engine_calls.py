@@ -1,4 +1,4 @@
-"""Calls to the running engine about adapters.
+"""Calls to the running engine about adapters and its sleep.
 
 The calls are counted: an engine that answers neither requests nor calls for a while hangs. This
 module imports no vLLM.
@@ -20,6 +20,7 @@ from lmi_vllm.engine.vllm.workarounds.ignored_modules import (
 )
 from lmi_vllm.errors import AdapterRefusedError
 
+RELOAD_METHOD: Final = "reload_weights"  # of vLLM's workers
 INSPECTIONS: Final = 3  # of an adapter, each after it was read again
 
 
@@ -86,6 +87,23 @@ class EngineCalls:
             if (ignored := ignored_by_all([*chain.from_iterable(ranks)])) is not None:
                 return ignored
         raise AdapterRefusedError("it was evicted again and again while it was checked")
+
+    async def sleep(self, level: int) -> None:
+        """Give memory of the devices back; the caches are emptied."""
+        await self._counted(self._llm.sleep(level))
+
+    async def wake_up(self, level: int) -> None:
+        """Take the memory back; after level 2 with the weights as their files have them.
+
+        vLLM schedules again once both kinds of memory are back, and drops every adapter as it reads
+        weights. Before, an adapter would be written into memory that is gone.
+        """
+        if level == 1:
+            await self._counted(self._llm.wake_up())
+            return
+        await self._counted(self._llm.wake_up(["weights"]))
+        await self._counted(self._each_rank(RELOAD_METHOD))
+        await self._counted(self._llm.wake_up(["kv_cache"]))
 
     async def remove_adapter(self, engine_id: int) -> None:
         """Drop the adapter's weights."""

@@ -75,6 +75,19 @@ class StateChanged:
     state: State
     limit: int
     has_model: bool
+    is_resting: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ConfirmState:
+    """Answered at once: the process follows every state that was sent before."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class WakeModel:
+    """A request of this process came as the model fell asleep, and waits for it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,7 +90,8 @@ class ClientModel:
             engine, self._engine = self._engine, None
             if engine is not None:
                 await engine.close()
-                self._service.detach()
+                if not self._service.lifecycle.is_resting:  # else requests wait for the next one
+                    self._service.detach()
 
     async def follow(self, message: AdapterList) -> None:
         """Route by the list; returns when no request uses an adapter that it leaves out."""
@@ -152,6 +153,7 @@ class ClientModel:
         service, profile = self._service, message.profile
         service.expect(message.model_url, profile)
         service.lifecycle.expect_model(message.model_name)
+        service.rest.wait_seconds = message.settings.server.lmi_wake_timeout
         await self._end_model()
         self._model = model = ModelContext(
             service, message.settings, message.arguments, self._environ,

@@ -117,7 +117,7 @@ class FirstProcess:
     def state(self) -> StateChanged:
         """Return the server's state as the message to the other processes."""
         lifecycle, queue = self._service.lifecycle, self._service.queue
-        return StateChanged(lifecycle.state, queue.limit, lifecycle.has_model)
+        return StateChanged(lifecycle.state, queue.limit, lifecycle.has_model, lifecycle.is_resting)
 
     @contextlib.asynccontextmanager
     async def hold(self, engine_id: int) -> AsyncIterator[None]:
@@ -155,6 +155,10 @@ class FirstProcess:
         if self.engine is not None and engine_requests:
             logger.warning("%d requests of a process that ended are aborted", len(engine_requests))
             await self.engine.abort_for_another(engine_requests)
+
+    def wake(self) -> None:
+        """Wake the model for a request of another process, which waits by itself."""
+        self._service.rest.wanted.set()
 
     def note(self, message: FailureCounted | TelemetryLine) -> None:
         """Record a failed request, or pass on a telemetry line, of another process."""

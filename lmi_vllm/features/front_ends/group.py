@@ -136,6 +136,10 @@ class FrontEndGroup(ProcessGroup):
         """Have each process end its requests in the engine."""
         self._broadcast(EngineDied())
 
+    async def confirm_state(self) -> None:
+        """Return once every process follows the server's state."""
+        await asyncio.gather(*(process.confirm_state() for process in self._processes))
+
     async def detach(self) -> None:
         """Have the processes leave the engine; they keep the port and forward every request."""
         self._join_message = None

@@ -18,6 +18,7 @@ from lmi_vllm.features.front_ends.channel import (
     CallReply,
     Channel,
     ChannelClosedError,
+    ConfirmState,
     FailureCounted,
     HoldAdapter,
     LeaveEngine,
@@ -30,6 +31,7 @@ from lmi_vllm.features.front_ends.channel import (
     StopProcess,
     TelemetryLine,
     VllmImported,
+    WakeModel,
 )
 from lmi_vllm.features.front_ends.first import FirstProcess
 from lmi_vllm.features.front_ends.mirrored_adapters import without_hooks
@@ -148,6 +150,18 @@ class FrontEnd:
         except LmiError as error:
             logger.debug("front-end process %d: %s", self.pid, error.text)  # it has ended
 
+    async def confirm_state(self) -> None:
+        """Return once the process follows the last state; one that does not reply is killed."""
+        if self._channel is None or not self.is_serving.is_set():
+            return  # it admits no request
+        try:
+            async with asyncio.timeout(DETACH_SECONDS):
+                await self._channel.call(ConfirmState(self._channel.new_number()))
+        except TimeoutError:
+            self.kill()
+        except LmiError as error:
+            logger.debug("front-end process %d: %s", self.pid, error.text)  # it has ended
+
     async def detach(self) -> None:
         """Have the process leave its engine; it is killed if it does not in time."""
         self.is_routed = False
@@ -197,6 +211,8 @@ class FrontEnd:
         match message:
             case FailureCounted() | TelemetryLine():
                 self.first.note(message)
+            case WakeModel():
+                self.first.wake()
             case HoldAdapter():
                 self._answer_later(message.number, self._hold(message))
             case LoadAdapter():

@@ -27,6 +27,7 @@ from lmi_vllm.features.front_ends.channel import (
     CancelRequests,
     Channel,
     ChannelClosedError,
+    ConfirmState,
     EngineDied,
     FailureCounted,
     JoinEngine,
@@ -39,6 +40,7 @@ from lmi_vllm.features.front_ends.channel import (
     StopProcess,
     TelemetryLine,
     VllmImported,
+    WakeModel,
 )
 from lmi_vllm.features.front_ends.client_model import ClientModel
 from lmi_vllm.features.front_ends.forwarding import Forwarder
@@ -96,6 +98,7 @@ class FrontEndProcess:
             statuses=error_statuses(setup.settings),
             telemetry=Telemetry(send_line=self._send_line),
         )
+        self._service.rest.on_wanted.append(lambda: channel.send(WakeModel()))
         self._events = ServerEvents(is_first=False)
         self._model = ClientModel(self._service, channel, made, setup.environ)
         self._join_message: JoinEngine | None = None
@@ -142,7 +145,11 @@ class FrontEndProcess:
         match message:
             case StateChanged():
                 self._queue.resize(message.limit)
-                self._lifecycle.mirror(message.state, has_model=message.has_model)
+                self._lifecycle.mirror(
+                    message.state, has_model=message.has_model, is_resting=message.is_resting
+                )
+            case ConfirmState():
+                self._channel.send(CallReply(message.number))
             case CancelRequests():
                 self._queue.cancel_all()
             case EngineDied():

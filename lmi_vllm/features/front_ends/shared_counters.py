@@ -10,8 +10,8 @@ from lmi_vllm.engine.base import OtherClients
 from lmi_vllm.inference.queue import QueueSlots
 
 # Of each process: slots, running requests, engine steps, time of the last report (monotonic ns),
-# requests whose numbers were not finite.
-_FIELDS: Final = 5
+# requests whose numbers were not finite, slots that were ever taken.
+_FIELDS: Final = 6
 _BYTES: Final = 8
 
 
@@ -49,7 +49,14 @@ class CounterRow(OtherClients, QueueSlots):
     def add(self, count: int) -> int:
         """Take `count` slots of the queue, or release them with a number below 0; see `total`."""
         self._numbers[self._first] += count
+        if count > 0:
+            self._numbers[self._first + 5] += count
         return self.total
+
+    @property
+    def admitted(self) -> int:
+        """Number of slots that all processes have ever taken."""
+        return self._sum(5)
 
     @property
     def total(self) -> int:

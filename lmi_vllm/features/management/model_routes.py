@@ -50,7 +50,6 @@ ARGUMENTS: Final = (
 )
 _WORKERS: Final = ("min_worker", "max_worker")
 _MAX_WORKERS: Final = 256  # listed one by one; the counts beside them are as asked
-_SHOWN_STATES: Final = {State.HEALTHY: "READY", State.FAILED: "FAILED"}
 _EFFECTIVE: Final = ("url", "model_name", "job_queue_size", "synchronous", *_WORKERS)
 
 
@@ -75,7 +74,8 @@ async def models(request: web.Request) -> web.Response:
     lifecycle = service.lifecycle
     found: list[dict[str, str]] = []
     if lifecycle.has_model:
-        status = _SHOWN_STATES.get(lifecycle.state, "PENDING")
+        status = "FAILED" if lifecycle.state is State.FAILED else "PENDING"
+        status = "READY" if lifecycle.takes_requests else status
         url = mask_urls(service.model_url)
         found.append({"modelName": lifecycle.model_name, "modelUrl": url, "status": status})
     return page_answer("models", found, request.query)
@@ -183,7 +183,7 @@ def _scaled(request: web.Request, service: InferenceService) -> web.Response:
     """Answer as LMI does after scaling; the one engine is not changed."""
     given = dict(request.query)
     least, most = _number(given, "min_worker"), _number(given, "max_worker")
-    if service.lifecycle.state is not State.HEALTHY:
+    if not service.lifecycle.takes_requests:
         raise NotReadyError(f"Model {service.lifecycle.model_name} is not ready to be scaled")
     _show_workers(service, least, most)
     model = managed_model(service).shown

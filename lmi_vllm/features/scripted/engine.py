@@ -23,7 +23,13 @@ from lmi_vllm.engine.base import (
 )
 from lmi_vllm.engine.deaths import ENGINE_DIED
 from lmi_vllm.engine.factory import EngineFactory
-from lmi_vllm.errors import AdapterRefusedError, EngineDeadError, LmiError, PayloadError
+from lmi_vllm.errors import (
+    AdapterRefusedError,
+    EngineDeadError,
+    EngineFailureError,
+    LmiError,
+    PayloadError,
+)
 from lmi_vllm.messages import (
     AdapterRef,
     EngineArguments,
@@ -99,6 +105,8 @@ class ScriptedEngine:
     not_finite: int = 0
     active_adapters: ActiveAdapters = field(default_factory=ActiveAdapters)
     logged_statistics: int = 0
+    sleeps: list[int] = field(default_factory=list)  # levels, in order
+    is_asleep: bool = False
     is_closed: bool = False
     can_be_killed: bool = True
     _dead: asyncio.Event = field(default_factory=asyncio.Event)
@@ -110,7 +118,7 @@ class ScriptedEngine:
         self, job: GenerationJob, direct: DirectChunks | None = None
     ) -> AsyncGenerator[GenerationChunk, None]:
         """Yield the script's chunks, or the default answer; see `Engine.generate`."""
-        await self.check_health()
+        await self._check_awake()
         if len(job.prompt.split()) >= self.max_model_len:
             raise PayloadError(f"the prompt is longer than max_model_len {self.max_model_len}")
         self.jobs.append(job)
@@ -162,6 +170,22 @@ class ScriptedEngine:
     def uncounted(self) -> AbstractContextManager[None]:
         """There are no metrics of its own."""
         return nullcontext()
+
+    async def _check_awake(self) -> None:
+        await self.check_health()
+        if self.is_asleep:  # vLLM's would keep the request until it is woken
+            raise EngineFailureError("the engine is asleep")
+
+    async def sleep(self, level: int) -> None:
+        """Answer no request until `wake_up`."""
+        await self.check_health()
+        self.sleeps.append(level)
+        self.is_asleep = True
+
+    async def wake_up(self, level: int) -> None:
+        """Answer again; level 2 has lost the adapters."""
+        await self.check_health()
+        self.is_asleep = False
 
     async def load_adapter(self, adapter: AdapterRef) -> None:
         """Keep the adapter, or refuse it as scripted."""

@@ -22,6 +22,7 @@ from lmi_vllm.engine.deaths import ENGINE_DIED
 from lmi_vllm.errors import (
     AdapterRefusedError,
     EngineDeadError,
+    EngineFailureError,
     LmiError,
     PayloadError,
 )
@@ -145,6 +146,19 @@ class TransformersEngine:
     def uncounted(self) -> AbstractContextManager[None]:
         """There are no metrics of its own."""
         return contextlib.nullcontext()
+
+    async def sleep(self, level: int) -> None:
+        """Refuse: weights stay where they are while this engine runs.
+
+        Raises:
+            EngineFailureError: always.
+        """
+        raise EngineFailureError(
+            f"the Transformers engine has no sleep level {level}: LMI_SLEEP_LEVEL=stop ends it"
+        )
+
+    async def wake_up(self, level: int) -> None:
+        """Do nothing: it never sleeps."""
 
     async def load_adapter(self, adapter: AdapterRef) -> None:
         """Refuse the adapter: this engine has no LoRA.

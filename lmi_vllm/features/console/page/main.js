@@ -12,7 +12,7 @@ const LOADING_MILLISECONDS = 700;
 const LONGEST_PAUSE = 10000; // between tries while the server cannot be reached
 const STATES = {
   PENDING: ["Starting", "busy"], Healthy: ["Ready", "good"], Unhealthy: ["Stalled", "bad"],
-  Asleep: ["Asleep", "busy"], FAILED: ["Failed", "bad"], DRAINING: ["Shutting down", "busy"],
+  Asleep: ["Asleep", "busy"], Waking: ["Waking", "busy"], FAILED: ["Failed", "bad"], DRAINING: ["Shutting down", "busy"],
 };
 const $ = (id) => document.getElementById(id);
 
@@ -39,7 +39,7 @@ async function poll() {
     const state = await getJson("console/state");
     failures = 0;
     show(state);
-    if (state.state === "PENDING") pause = LOADING_MILLISECONDS;
+    if (state.state === "PENDING" || state.state === "Waking") pause = LOADING_MILLISECONDS;
   } catch (error) {
     if (error instanceof KeyNeeded) askForKey();
     else pause = showFailure(error);

@@ -110,7 +110,7 @@ class StartCard {
   }
 
   update(state) {
-    const isLoading = state.state === "PENDING";
+    const isLoading = state.state === "PENDING" || state.state === "Waking";
     const names = [...this.steps.keys()];
     const current = isLoading ? names.indexOf(state.phase) : names.length;
     this.node.classList.toggle("done", !isLoading);
