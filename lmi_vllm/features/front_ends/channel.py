@@ -75,7 +75,7 @@ class StateChanged:
     state: State
     limit: int
     has_model: bool
-    is_resting: bool
+    is_resting: bool = False  # it sleeps, or wakes, and requests wait for it
 
 
 @dataclass(frozen=True, slots=True)
