@@ -67,7 +67,7 @@ def test_requests_that_come_together_wake_it_once(server_process: StartServer) -
         assert {path: one.result().status for path, one in found.items()} == dict.fromkeys(
             asked, 200
         )
-        assert b'"finish_reason"' in stream.result().rest()
+        assert b'"generated_text"' in stream.result().rest()
     assert "lmi_wake_seconds_count 1.0" in call(url, "/metrics").body.decode()
 
 

@@ -310,15 +310,15 @@ class Lifecycle:
         if self.is_resting or self.state in also:
             return
         if self.state is State.PENDING:
-            raise _not_ready(
+            raise not_ready(
                 f"Model {self.model_name} is not ready: {self.start.phase} phase, "
                 f"{self.start.elapsed_seconds:.0f} s since start"
             )
         if (reason := _REFUSED.get(self.state)) is not None:
             seconds = DRAIN_RETRY_SECONDS if self.state is State.DRAINING else RETRY_SECONDS
-            raise _not_ready(reason.format(self.model_name), seconds)
+            raise not_ready(reason.format(self.model_name), seconds)
 
 
-def _not_ready(text: str, seconds: int = RETRY_SECONDS) -> NotReadyError:
+def not_ready(text: str, seconds: int = RETRY_SECONDS) -> NotReadyError:
     """Return the refusal; of SageMaker's folder /opt/ml/model the model's name is `model`."""
     return NotReadyError(text.replace("Model model ", "The model ", 1), seconds)

@@ -7,8 +7,9 @@ from typing import Final
 
 from lmi_vllm.clock import Clock
 from lmi_vllm.errors import NotReadyError
-from lmi_vllm.inference.lifecycle import RETRY_SECONDS, Lifecycle, State
+from lmi_vllm.inference.lifecycle import RETRY_SECONDS, Lifecycle, State, not_ready
 
+STOP: Final = "stop"  # the level that ends the engine; the others are vLLM's
 WAKE_SECONDS: Final = 60.0  # that a request waits, unless LMI_WAKE_TIMEOUT says otherwise
 
 
@@ -36,6 +37,18 @@ class Rest:
     def is_kept_awake(self) -> bool:
         """Whether a call that is no request needs the engine now."""
         return self._held > 0
+
+    def check_engine(self) -> None:
+        """Check that there is an engine: it may sleep, but has not ended for its sleep.
+
+        Raises:
+            NotReadyError: it has.
+        """
+        if self.lifecycle.is_resting and self.level == STOP:
+            raise not_ready(
+                f"Model {self.lifecycle.model_name} is asleep, and its engine has ended: a request "
+                "for the model starts it"
+            )
 
     @contextlib.asynccontextmanager
     async def kept_awake(self) -> AsyncIterator[None]:
@@ -77,7 +90,7 @@ class Rest:
         lifecycle = self.lifecycle
         passed = lifecycle.rest_seconds if lifecycle.state is State.WAKING else 0.0
         left = max(RETRY_SECONDS, round(self.wake_seconds - passed))
-        return NotReadyError(
+        return not_ready(
             f"Model {lifecycle.model_name} was idle and is waking: it was not ready within "
             f"{self.wait_seconds:g} s (LMI_WAKE_TIMEOUT)",
             left,

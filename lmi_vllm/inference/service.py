@@ -156,7 +156,9 @@ class InferenceService:
         # a pause has kept, and for responses to be read.
         is_inference = route.kind is RouteKind.INFERENCE
         states = () if is_inference else (State.ASLEEP, State.DRAINING)
-        if http.method in READING:  # it asks vLLM's application, which is here
+        if http.method in READING:  # it wakes nothing
+            if route.kind is RouteKind.MANAGEMENT:
+                self.rest.check_engine()
             return await pass_on(self._runtime_in(states), self.lifecycle, http, route)
         async with self.rest.kept_awake():
             return await pass_on(self._runtime_in(states), self.lifecycle, http, route)

@@ -8,6 +8,7 @@ from typing import Final
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import EngineDeadError
 from lmi_vllm.inference.context import Runtime
+from lmi_vllm.inference.rest import STOP
 from lmi_vllm.server.context import ServerContext
 from lmi_vllm.server.model_files import ReadyFiles
 from lmi_vllm.server.model_start import ModelStart
@@ -16,7 +17,6 @@ from lmi_vllm.telemetry.metrics import WAKE_SECONDS
 
 logger = logging.getLogger(__name__)
 
-STOP: Final = "stop"  # the level that ends the engine; the others are vLLM's
 LOSES_WEIGHTS: Final = "2"
 CHECKS_PER_TIME: Final = 4  # of the engine, within one LMI_SLEEP_AFTER_SECONDS
 LONGEST_PAUSE: Final = 5.0  # seconds between two of them

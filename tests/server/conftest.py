@@ -181,6 +181,27 @@ class Serving:
         """Have its engine sleep, or wake."""
         self._server.service.lifecycle.set_asleep(is_asleep=is_asleep)
 
+    def on_confirm_state(self, slots: int) -> list[int]:
+        """Let another process take slots when it is first asked whether it follows the state.
+
+        Returns a list that gets a 0 each time.
+        """
+        queue = self._server.service.queue
+        asked: list[int] = []
+
+        async def confirm() -> None:
+            if not asked:
+                queue._slots.add(slots)
+            asked.append(0)
+
+        self._server._processes.confirm_state = confirm  # type: ignore[method-assign]
+        return asked
+
+    def give_back_slots(self) -> None:
+        """Have the other process end its requests."""
+        queue = self._server.service.queue
+        queue._slots.add(-queue.in_flight)
+
     def on_drained(self, end: Callable[[], Coroutine[Any, Any, Any]]) -> None:
         """Have it await that after its last request."""
         model = self._server._models._start.model  # type: ignore[union-attr]

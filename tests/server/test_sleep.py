@@ -222,6 +222,17 @@ async def test_drain_while_waking_refuses_what_waits(serve: Serve, engines: Engi
     assert await server.ended() == (0, "")
 
 
+async def test_drain_while_waking_refuses_calls_that_wait(serve: Serve, engines: Engines) -> None:
+    """A call that changes adapters holds no slot; it must not go on to an engine that has ended."""
+    server = await asleep(serve)
+    engines.gate.clear()
+    call = asyncio.create_task(server.ask("DELETE", "/adapters/json"))
+    await server.became(State.WAKING)
+    server.stop.set()
+    assert (await call).status == 503
+    assert await server.ended() == (0, "")
+
+
 async def test_delay_of_the_shutdown_serves_a_model_that_sleeps(
     serve: Serve, engines: Engines
 ) -> None:
@@ -233,6 +244,21 @@ async def test_delay_of_the_shutdown_serves_a_model_that_sleeps(
     assert await server.infer() == 200
     await server.clock.advance(10)
     assert await server.ended() == (0, "")
+
+
+async def test_request_of_another_process_calls_the_sleep_off(
+    serve: Serve, engines: Engines
+) -> None:
+    """One admitted it by the state before: it holds a slot, and finds its engine."""
+    server = await (await serve(**IDLE)).ready()
+    confirmed = server.on_confirm_state(2)
+    await server.clock.advance(25)
+    await until(lambda: confirmed.count(0) == 1)
+    assert (server.state, engines.started[0].is_closed) == (State.HEALTHY, False)
+    server.give_back_slots()
+    await server.clock.advance(25)
+    assert server.state is State.ASLEEP
+    await until(lambda: engines.started[0].is_closed)
 
 
 async def test_adapters_come_back_with_the_engine(serve: Serve, engines: Engines) -> None:

@@ -15,7 +15,7 @@ from lmi_vllm.errors import Dialect, Fault
 from lmi_vllm.features.scripted.engine import ScriptedEngine
 from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.messages import HttpRoute, RouteKind, ServingProfile
-from lmi_vllm.web.request import Routes, WebOptions
+from lmi_vllm.web.request import SERVICE, Routes, WebOptions
 from tests.conftest import ServeScripted
 from tests.support.queue import admitted
 from tests.support.scripted_application import EchoingApplication as Application
@@ -467,3 +467,21 @@ async def test_kept_response_that_was_cut_ends_as_it_did_when_it_was_asked(
     first = await client.post("/v1/responses", json={"stream": True})
     again = await client.get("/v1/responses/one", json={"stream": True})
     assert await first.read() == await again.read() == CUT.replace(b"completed", b"incomplete")
+
+
+async def test_reading_route_of_an_engine_that_has_ended_is_refused(
+    serve: ServeScripted, engine: ScriptedEngine
+) -> None:
+    """It would ask what is gone; who only reads wakes nothing. What asks no engine is answered."""
+    reads = frozenset({"GET"})
+    asleep = HttpRoute("/is_sleeping", reads, RouteKind.MANAGEMENT, Dialect.OPENAI)
+    engine.http = Application(engine, (*ROUTES, asleep))
+    client = await serve(options=WebOptions(api_keys=("secret",)))
+    service = client.app[SERVICE]
+    service.lifecycle.fall_asleep()
+    service.rest.level = "stop"
+    refused = await client.get("/is_sleeping", headers=KEY)
+    assert (refused.status, "its engine has ended" in await refused.text()) == (503, True)
+    assert (await client.get("/version", headers=KEY)).status == 200
+    service.rest.level = "1"
+    assert (await client.get("/is_sleeping", headers=KEY)).status == 200
