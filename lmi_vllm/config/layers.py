@@ -35,6 +35,7 @@ from lmi_vllm.config.variable_names import (
     SERVING_PREFIX,
     option_key,
 )
+from lmi_vllm.config.whole_variables import whole_variables
 from lmi_vllm.demo import DEMO_MODEL_DIR
 from lmi_vllm.messages import Origin, OriginKind
 
@@ -86,7 +87,7 @@ def server_sources(
     serving = _serving_variables(environ, table)
     if _ADDRESS in others:  # no user said so: each of our images does
         serving = (raw for raw in serving if (raw.key, raw.text) != (_ADDRESS, IMAGE_ADDRESS))
-    return _sources(
+    named = _sources(
         demo=_demo_store(command_line),
         vllm=_of_server(command_line.vllm.values),
         sagemaker=_request_size(environ, report),
@@ -97,6 +98,7 @@ def server_sources(
         file=(raw for raw in of_file(file) if raw.key in counts),  # others are read elsewhere
         defaults=defaults,
     )
+    return (*named, *whole_variables(environ, command_line, table, images))
 
 
 def _vllm_defaults(named: Iterable[Source], defaults: tuple[RawValue, ...]) -> Iterator[RawValue]:

@@ -25,7 +25,6 @@ from lmi_vllm.config.setting import (
     CommandLine,
     Layers,
     OtherSettings,
-    RawValue,
     Report,
     Setting,
     Source,
@@ -38,7 +37,7 @@ from lmi_vllm.config.settings import (
 )
 from lmi_vllm.config.unknown_names import UnknownNames
 from lmi_vllm.config.value_rules import resolve_address
-from lmi_vllm.config.variable_names import SERVING_PREFIX
+from lmi_vllm.config.whole_variables import is_whole
 from lmi_vllm.demo import DEMO_MODEL_DIR
 from lmi_vllm.messages import Origin, OriginKind
 from lmi_vllm.sources.model_store import search_store, with_unpacked
@@ -149,7 +148,7 @@ class _Load:
         """The fields of the server's settings from the winning texts."""
         self.server = Resolver(layers, self.server_report, self.model)
         values = self.server.server_settings(SERVER_SETTINGS)
-        values |= self.server.variables(ENVIRONMENT_SETTINGS, self.environ, self._flags())
+        values |= self.server.variables(ENVIRONMENT_SETTINGS)
         for name in NEVER_EMPTY:
             if name in self.environ and not self.environ[name].strip():
                 self.server_report.fail(
@@ -169,13 +168,8 @@ class _Load:
         """The settings of one feature."""
         rows, resolver = Rows.of(kind.rows), self.server
         values = self.brought[kind] | resolver.server_settings(rows.server)
-        values |= resolver.variables(rows.variables, self.environ, self._flags())
+        values |= resolver.variables(rows.variables)
         return kind.model_validate(_fields(kind.rows, values))
-
-    def _flags(self) -> Mapping[str, RawValue]:
-        """Whole variables (LMI_API_KEY) that flags or variables of other servers set."""
-        given = (*self.images.values, *self.command_line.vllm.values)  # flags count
-        return {raw.key: raw for raw in given if raw.key.isupper()}
 
     def _has_model(self, file: PropertiesFile | None) -> bool:
         """Whether something of ours names the model."""
@@ -194,8 +188,7 @@ class _Load:
             for sentence in others.unknown:
                 (self.report.fail if is_strict else self.report.warn)(sentence)
             for raw in others.values:
-                is_variable = raw.key.isupper() and not raw.key.startswith(SERVING_PREFIX)
-                if is_variable and raw.key not in self.table.variables:
+                if is_whole(raw.key) and raw.key not in self.table.variables:
                     shown = mask_text(raw.key, raw.text)
                     self.report.warn(f"{raw.origin} has no effect: set {raw.key}={shown}")
 
@@ -208,6 +201,7 @@ class _Load:
         for feature in others:
             feature.check(server, self.sources, self.report.fail)
         report_hidden(self.model.layers, self.report)
+        report_hidden(self.server.layers, self.report)
         if model.lora_modules and not model.enable_lora:
             modules, enabled = model.details.lora_modules, model.details.enable_lora
             self.report.fail(

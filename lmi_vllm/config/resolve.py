@@ -1,6 +1,6 @@
 """Merged texts -> settings: parse them, settle double names, and report those without effect."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
@@ -11,7 +11,7 @@ from lmi_vllm.config.secrets import mask_text
 from lmi_vllm.config.setting import FILE_PREFIX, Layers, RawValue, Report, Setting
 from lmi_vllm.config.value_rules import VALUE_RULES
 from lmi_vllm.config.vllm_schema import coerce, load_release
-from lmi_vllm.messages import DEFAULT_ORIGIN, Origin, OriginKind
+from lmi_vllm.messages import DEFAULT_ORIGIN, OriginKind
 
 # Also written without a prefix in serving.properties, as LMI reads it.
 _UNPREFIXED_OPTIONS: Final = ("model_loading_timeout", "normalize")
@@ -74,16 +74,12 @@ class Resolver:
                 resolved[row.name] = setting
         return resolved
 
-    def variables(
-        self, rows: Iterable[Option], environ: Mapping[str, str], flags: Mapping[str, RawValue]
-    ) -> dict[str, Setting]:
+    def variables(self, rows: Iterable[Option]) -> dict[str, Setting]:
         """Every whole variable of these rows that is set, by a flag or itself, or has a default."""
         resolved = {}
         for row in rows:
-            text = environ.get(row.name, "")
-            origin = Origin(OriginKind.VARIABLE, row.name)
-            raw = flags.get(row.name) or RawValue(row.name, text, origin)
-            setting = self._resolve(row, [raw] if raw.text else [])
+            raw = self.layers.winners.get(row.name)
+            setting = self._resolve(row, [raw] if raw else [])
             if setting is not None:
                 resolved[row.name] = setting
         return resolved

@@ -10,6 +10,7 @@ from lmi_vllm.config.properties import PropertiesFile
 from lmi_vllm.config.secrets import MASK, is_secret, mask_text
 from lmi_vllm.config.setting import FILE_PREFIX, Layers, RawValue, Report, Setting
 from lmi_vllm.config.variable_names import OWN_PREFIX, closest
+from lmi_vllm.config.whole_variables import is_whole
 from lmi_vllm.messages import Origin, OriginKind
 
 # Variables of `make` and the tests, which `make serve` passes on.
@@ -54,7 +55,8 @@ class UnknownNames:
         """Unknown `SERVING_*`."""
         known = {row.name for row in self.table.rows.server if ENV in row.written}
         for key, raw in self.server.winners.items():
-            if key not in known and raw.origin.kind is OriginKind.VARIABLE:
+            is_known = key in known or is_whole(key)
+            if not is_known and raw.origin.kind is OriginKind.VARIABLE:
                 yield self._unknown_variable(raw)
 
     def _config_keys(self) -> Iterator[Setting]:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from lmi_vllm.assembly import configuration
 from lmi_vllm.config.listen import (
     LOOK_SECONDS,
     ListenAddress,
@@ -12,6 +13,7 @@ from lmi_vllm.config.listen import (
     api_keys,
     listen_plan,
 )
+from lmi_vllm.config.other_servers.as_settings import from_flags
 from lmi_vllm.config.setting import CommandLine
 from lmi_vllm.errors import StartupError
 from tests.support.assembled import load_settings
@@ -108,6 +110,54 @@ def test_every_place_of_a_key_counts(tmp_path: Path) -> None:
     assert api_keys(load_settings(environ).server) == ("first", "second", "third", "fourth")
     environ = {"LMI_API_KEY": "first\nsecond"}
     assert api_keys(load_settings(environ).server) == ("first", "second")
+
+
+KEYS = {  # variables, the flag, the keys that open the server, what is named as unused
+    "flag": ({"LMI_API_KEY": "own", "VLLM_API_KEY": "v"}, ["flag"], ("flag",), ()),
+    "flag beside vllm's": ({"VLLM_API_KEY": "v"}, ["flag"], ("flag",), ()),
+    "flag beside aws'": ({"SM_VLLM_API_KEY": "aws", "VLLM_API_KEY": "v"}, ["flag"], ("flag",), ()),
+    "aws' beside vllm's": (
+        {"SM_VLLM_API_KEY": "aws", "VLLM_API_KEY": "v"}, [], ("aws",), ("VLLM_API_KEY",)
+    ),
+    "ours beside aws'": (
+        {"SM_VLLM_API_KEY": "aws", "LMI_API_KEY": "own", "VLLM_API_KEY": "v"}, [], ("own", "v"),
+        ("SM_VLLM_API_KEY",),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("environ", "flag", "opens", "unused"), KEYS.values(), ids=KEYS)
+def test_the_first_key_counts_as_in_vllm(
+    environ: dict[str, str], flag: list[str], opens: tuple[str, ...], unused: tuple[str, ...]
+) -> None:
+    """`--api-key` hides VLLM_API_KEY, as in vLLM; a variable of ours comes before an image's.
+
+    What a variable hides is a warning. What a flag hides is in the note of `explain`.
+    """
+    options = configuration().options
+    line = CommandLine(
+        vllm=from_flags([part for key in flag for part in ("--api-key", key)], options)
+    )
+    settings = load_settings(environ, line)
+    assert api_keys(settings.server) == opens
+    assert all(any(name in one for one in settings.warnings) for name in unused)
+    assert len([one for one in settings.warnings if "API_KEY" in one]) == len(unused)
+    note = settings.server.details.lmi_api_key.note
+    assert all(name in note for name in environ.keys() - {"LMI_API_KEY"} if flag or name in unused)
+    assert not any(text in f"{note}{settings.warnings}" for text in ("aws'", "=v", "=own"))
+
+
+def test_variables_of_ours_count_before_those_of_images() -> None:
+    """Each kind of name: a variable as a whole, and one of SERVING_*."""
+    environ = {"LMI_FRONTEND_PROCESSES": "1", "SM_VLLM_API_SERVER_COUNT": "2"}
+    settings = load_settings(
+        environ | {"SERVING_SHUTDOWN_TIMEOUT": "9", "SM_VLLM_SHUTDOWN_TIMEOUT": "3"}
+    )
+    assert (settings.server.lmi_frontend_processes, settings.server.shutdown_timeout) == (1, 9)
+    assert {one.partition(" is not used")[0] for one in settings.warnings} == {
+        "shutdown_timeout=3 (SM_VLLM_SHUTDOWN_TIMEOUT)",
+        "LMI_FRONTEND_PROCESSES=2 (SM_VLLM_API_SERVER_COUNT)",
+    }
 
 
 @pytest.mark.parametrize("text", ["", " ", "\n"])
