@@ -137,7 +137,7 @@ class AdapterSources:
         if scheme and self.sources.is_store(src):
             return self._unpacked(self._fetched(src), src), None
         if scheme:
-            kinds = ("a folder", "an archive", "a file: URL", *self.sources.store_examples()[:1])
+            kinds = ("a folder", "an archive", "a file: URL", *self.sources.prefix_examples())
             raise AdapterConflictError(
                 f"URL adapters are not currently supported: {scheme}:// sources. src is "
                 f"{', '.join(kinds)} or a hub id"

@@ -321,6 +321,8 @@ def address(text: str) -> str:
     if re.fullmatch(r"unix:.+", stripped):
         return stripped
     match = re.fullmatch(r"(https?://)?(\[[0-9a-fA-F:]+\]|[^\s:/]+)(?::(\d{1,5}))?/?", stripped)
+    if stripped.isdecimal():  # as a host it would be an IPv4 address, written as one number
+        raise ValueError(f"a host is needed, too, such as http://0.0.0.0:{stripped}")
     if match:
         if match[3]:
             port(match[3])

@@ -219,6 +219,14 @@ def vllm_reader(row: Option) -> Parser:
     return lambda text: coerce(argument, text)
 
 
+def _says_the_same(text: str, other: str) -> bool:
+    """Whether two texts are equal, or two words for one of true and false."""
+    try:
+        return text == other or boolean(text) == boolean(other)
+    except ValueError:
+        return False
+
+
 def report_hidden(model: Layers, report: Report) -> None:
     """Warn of model ids that differ from the one that counts, and of variables that do not count.
 
@@ -227,7 +235,11 @@ def report_hidden(model: Layers, report: Report) -> None:
     start.
     """
     for key, winner in model.winners.items():
-        others = [raw for raw in model.hidden if raw.key == key and raw.text != winner.text]
+        others = [
+            raw
+            for raw in model.hidden
+            if raw.key == key and not _says_the_same(raw.text, winner.text)
+        ]
         if others and key == f"{FILE_PREFIX}model_id":
             names = ", ".join(f"{mask_text('model_id', raw.text)} ({raw.origin})" for raw in others)
             report.warn(

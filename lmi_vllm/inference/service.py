@@ -90,7 +90,7 @@ class InferenceService:
         return (self._runtime if is_reached else None) or self.runtime
 
     def check_model(self, name: str | None) -> None:
-        """Check that `name` is the served model, or that none was given.
+        """Check that `name` is the served model's, by one of its names, or that none was given.
 
         Raises:
             ResourceNotFoundError: another model is asked for.
@@ -98,7 +98,8 @@ class InferenceService:
         """
         if name is None and not self.lifecycle.has_model:
             raise BadParameterError("Parameter model_name is required.")
-        if name is not None and (not self.lifecycle.has_model or name != self.lifecycle.model_name):
+        names = (self.lifecycle.model_name, *self.profile.served_names)
+        if name is not None and (not self.lifecycle.has_model or name not in names):
             raise ResourceNotFoundError(
                 f"Model or workflow not found: {name}", "ModelNotFoundException"
             )

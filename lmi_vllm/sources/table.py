@@ -78,6 +78,10 @@ class Sources:
         """Example URLs of stores for messages: a prefix and an archive of each."""
         return tuple(example for store in self.stores for example in store.examples)
 
+    def prefix_examples(self) -> tuple[str, ...]:
+        """An example URL of each store."""
+        return tuple(store.examples[0] for store in self.stores)
+
     def unclaimed_reason(self) -> str:
         """The end of a message about a URL that no store has: an example of one."""
         return f"is no URL of a store, such as {self.store_examples()[0]}"

@@ -193,6 +193,10 @@ def _warn_of_missing_folder(draft: ArgumentDraft) -> None:
     is_missing = is_known and not (root or Path()).joinpath(place).is_dir()
     if said.is_set and model.enable_lora and is_missing:
         draft.warn(f"{said.stated} is no folder: no adapter is registered from it", said)
+    if root is None or model.enable_lora or is_missing:
+        return
+    if any(folder.is_dir() for folder in root.joinpath(place).iterdir()):
+        draft.warn(f"the adapters in {root / place} are not served: option.enable_lora is not true")
 
 
 def adapter_format(draft: ArgumentDraft) -> None:

@@ -12,6 +12,7 @@ from typing import Final
 from lmi_vllm.config.option_table import OptionTable
 from lmi_vllm.config.options import ALIAS_VARIABLES
 from lmi_vllm.config.other_servers.nim_variables import NIM_PREFIX, advice_for
+from lmi_vllm.config.other_servers.one_word import several_in_one
 from lmi_vllm.config.other_servers.replacement import Replacement
 from lmi_vllm.config.other_servers.tgi_variables import (
     TGI_ONLY_NAMES,
@@ -24,6 +25,7 @@ from lmi_vllm.config.other_servers.vllm_server import FRONT_END, problem_of, rep
 from lmi_vllm.config.setting import FILE_PREFIX, OtherSettings, RawValue
 from lmi_vllm.messages import Origin, OriginKind
 
+LAUNCHED: Final = "TEXT_GENERATION_LAUNCHER"  # set by our images, whose command was TGI's
 # Names that other launchers read, too.
 _MODEL_NAMES: Final = ("MODEL_ID", "HF_MODEL_ID")
 _OF_NO_PROGRAM: Final = ("HOSTNAME", "MASTER_ADDR", "MASTER_PORT")  # of shells, and of torch
@@ -133,7 +135,8 @@ def split_words(
     queue = list(words)
     while queue:
         word = queue.pop(0)
-        action = own.get(word.partition("=")[0]) if is_flag(word) else None
+        is_one = is_flag(word) and not several_in_one(word)
+        action = own.get(word.partition("=")[0]) if is_one else None
         if action is None:
             rest.append(word)
             continue
@@ -188,8 +191,9 @@ def _resolves_adapters(environ: Mapping[str, str]) -> bool:
 
 
 def names_tgi(environ: Mapping[str, str]) -> bool:
-    """Whether the variables are those of TGI's launcher: a model, and one that only it reads."""
-    others = [name for name in TGI_ONLY_NAMES if name not in _MODEL_NAMES and environ.get(name)]
+    """Whether the variables are TGI's: a model, and one that only its launcher reads or is."""
+    names = (*TGI_ONLY_NAMES, LAUNCHED)
+    others = [name for name in names if name not in _MODEL_NAMES and environ.get(name)]
     return bool(environ.get("MODEL_ID")) and bool(others)
 
 

@@ -6,8 +6,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
+from lmi_vllm.config.other_servers.one_word import SEVERAL, several_in_one, start_of
 from lmi_vllm.config.other_servers.tgi_variables import TGI_VARIABLES
 from lmi_vllm.config.secrets import is_secret, mask_text
 from lmi_vllm.config.variable_names import SAGEMAKER_PREFIX, closest
@@ -22,6 +24,14 @@ OWN_FLAGS: Final = (
     "--model-store", "--models", "--config-file", "--demo", "--strict", "--vllm-defaults",
     "--offline", "--gpus", "--format", "--engine", "--device-memory", "--all",
 )  # fmt: skip
+# Flags of KServe's Hugging Face server, whose names are none of vLLM's.
+_OF_KSERVE: Final = MappingProxyType(
+    {
+        "model_name": "write --served-model-name",
+        "model_dir": "write --model",
+        "backend": "leave it out: vLLM is the engine",
+    }
+)
 _LEVEL: Final = re.compile(r"-O=?(\w+)")
 
 
@@ -55,6 +65,8 @@ def read_flags(words: Sequence[str]) -> list[Flag]:
     for written, texts in _grouped(rest):
         if not written:
             positional += texts
+        elif several_in_one(written):
+            flags.append(_several(written))
         elif written == "--config" and of_files:
             problem = "a second file is not read, nor by vLLM: give one"
             of_files.append(Flag("config", "", f"--config {' '.join(texts)}", problem=problem))
@@ -69,7 +81,9 @@ def _positional(words: Sequence[str], flags: Sequence[Flag]) -> Iterator[Flag]:
     """The model, which is the one word that belongs to no flag."""
     named = next((flag for flag in flags if flag.name == "model"), None)
     for number, word in enumerate(words):
-        if number == 0 and (named is None or named.text == word):
+        if several_in_one(word):
+            yield _several(word)
+        elif number == 0 and (named is None or named.text == word):
             yield Flag("model", word, word, written="MODEL")
         elif number == 0 and named is not None:
             problem = f"{named.source} names another model: give one"
@@ -77,6 +91,11 @@ def _positional(words: Sequence[str], flags: Sequence[Flag]) -> Iterator[Flag]:
         else:
             problem = f"only one word without a flag is read, the model ({words[0]})"
             yield Flag(f"word {number}", word, word, problem=problem, written=word)
+
+
+def _several(word: str) -> Flag:
+    start = start_of(word)
+    return Flag(word, "", start, problem=SEVERAL, written=start)
 
 
 def _of_file(path: str) -> list[Flag]:
@@ -100,7 +119,7 @@ def _of_file(path: str) -> list[Flag]:
         if count > 1
     ]
     return twice + [
-        replace(flag, written=f"{flag.written} of {path}")
+        replace(flag, written=f"{flag.written} of {path}", source=f"{flag.source} of {path}")
         for name, value in content.items()
         if (flag := _of_entry(str(name), value)) is not None
     ]
@@ -132,7 +151,9 @@ def _grouped(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
             yield "", [word]
             continue
         written, separator, text = word.partition("=")
-        if level := _LEVEL.fullmatch(word):
+        if several_in_one(word):
+            yield word, []
+        elif level := _LEVEL.fullmatch(word):
             yield "--optimization-level", [level[1]]
         elif word == "-O" and rest:
             yield "--optimization-level", [rest.pop(0)]
@@ -197,8 +218,11 @@ def _flag(written: str, texts: list[str]) -> Flag:
         problem = f"vLLM {load_release().release} has no such flag; {near}"
         if name.upper() in TGI_VARIABLES:
             problem = "it is a flag of TGI's launcher: lmi-vllm migrate --from tgi -- FLAGS"
+        if name in _OF_KSERVE:
+            problem = f"vLLM {load_release().release} has no such flag; {_OF_KSERVE[name]}"
         # Its value is not shown: what a misspelt flag holds is not known.
-        return Flag(name, "", written, problem=problem, written=written, is_unknown=True)
+        is_unknown = name not in _OF_KSERVE
+        return Flag(name, "", written, problem=problem, written=written, is_unknown=is_unknown)
     if key:
         text = " ".join(texts)
         value = text.split(",") if key.endswith("+") else _json_or_text(text)
@@ -317,7 +341,9 @@ def read_variables(environ: Mapping[str, str]) -> list[Flag]:
         elif argument is None:
             known = [SAGEMAKER_PREFIX + known.upper() for known in _all_arguments()]
             problem = f"vLLM {load_release().release} has no such argument; "
-            problem += closest(variable, known)
+            meant = _OF_KSERVE.get(name, "").partition("write --")[2]
+            meant = f"write {SAGEMAKER_PREFIX}{meant.replace('-', '_').upper()}" if meant else ""
+            problem += meant or closest(variable, known)
             flag = Flag(name, "", variable, problem=problem, is_unknown=True)
         elif not text and argument.kind not in _WITHOUT_VALUE:
             continue  # an empty variable is an unset one

@@ -28,6 +28,8 @@ def check_state(draft: ArgumentDraft) -> None:
     """Refuse a URL that names no object, or a store that is not known here."""
     settings = draft.settings.feature(AdaptersStateSettings)
     state = settings.adapters_state or ""
+    if state and not draft.settings.model.enable_lora:
+        draft.warn(f"option.adapters_state={state} has no effect: option.enable_lora is not true")
     if not is_url(state):
         try:
             file_url_path(state)

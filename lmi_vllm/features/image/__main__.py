@@ -2,8 +2,8 @@
 
 The command replaces this process, so it gets the signals and its exit code is the container's.
 `health` requests /ping of the server of the same container, for Docker's HEALTHCHECK. A folder, a
-URL or a hub id as first word is the model of `serve`, and the commands of vLLM's server lead here
-(`commands`).
+URL or a hub id as first word is the model of `serve`. The commands of vLLM's server lead here
+(`commands`), and the entry points of TGI's and LMI's images (`launchers`).
 """
 
 import os
@@ -33,6 +33,7 @@ from lmi_vllm.cli import (
     parse,
 )
 from lmi_vllm.config.listen import ListenAddress, read_address
+from lmi_vllm.config.other_servers.one_word import SEVERAL, several_in_one, start_of
 from lmi_vllm.config.vllm_schema import installed_version, load_release
 from lmi_vllm.features.image.commands import (
     PLAIN_PROGRAM,
@@ -40,6 +41,7 @@ from lmi_vllm.features.image.commands import (
     asks_release,
     install_here,
 )
+from lmi_vllm.features.image.launchers import as_ours
 
 COMPAT_FOLDER: Final = Path("/usr/local/cuda/compat")
 DRIVER_VERSION: Final = Path("/proc/driver/nvidia/version")
@@ -66,6 +68,7 @@ def main(arguments: list[str] | None = None) -> None:
     if asks_release(words, environ):
         print(installed_version() or load_release().release)
         return
+    words, environ = as_ours(words, environ)
     words = as_verb(words, environ)
     if Path(words[0]).name == "vllm":
         words[0] = PLAIN_PROGRAM
@@ -96,7 +99,10 @@ def exec_command(words: list[str], environ: Mapping[str, str]) -> NoReturn:
     try:
         os.execvpe(words[0], words, environ)
     except FileNotFoundError:
-        print(f"lmi-vllm: error: {words[0]}: no such command or verb", file=sys.stderr)
+        said = f"{words[0]}: no such command or verb"
+        if several_in_one(words[0]):
+            said = f"{start_of(words[0])}: {SEVERAL}"
+        print(f"lmi-vllm: error: {said}", file=sys.stderr)
         sys.exit(NOT_FOUND)
     except OSError as error:
         print(f"lmi-vllm: error: {words[0]}: {error.strerror}", file=sys.stderr)

@@ -106,7 +106,8 @@ async def infer(request: web.Request) -> web.Response:
     request[RECORD].dialect = Dialect.KSERVE
     service.expect_room()
     call = await read_call(request, _properties(request.headers))
-    wanted = read_request(call.body, request.headers.get(HEADER_LENGTH))
+    length = request.headers.get(HEADER_LENGTH)
+    wanted = read_request(call.body, length, request.headers.get("Content-Type", ""))
     try:
         payload = orjson.dumps(wanted.payload)
     except orjson.JSONEncodeError:  # it reads more levels than it writes

@@ -18,6 +18,7 @@ from lmi_vllm.features.kserve.tensors import (
     json_tensor,
     read_tensors,
 )
+from lmi_vllm.inference.request.body import not_json
 
 TEXT: Final = "generated_text"
 DETAILS: Final = "details"
@@ -43,7 +44,7 @@ class InferRequest:
     is_binary: bool
 
 
-def read_request(body: bytes, header_length: str | None) -> InferRequest:
+def read_request(body: bytes, header_length: str | None, content_type: str = "") -> InferRequest:
     """Return the request in `body`, of which the JSON part has `header_length` bytes, or all.
 
     Raises:
@@ -53,7 +54,7 @@ def read_request(body: bytes, header_length: str | None) -> InferRequest:
     try:
         document = orjson.loads(body[:length])
     except orjson.JSONDecodeError as error:
-        raise PayloadError(f"the body is not valid JSON: {error}") from None
+        raise PayloadError(f"the {not_json(error, content_type)}") from None
     if not isinstance(document, dict):
         raise PayloadError("the body must be a JSON object with inputs")
     request_id = document.get("id")

@@ -8,6 +8,7 @@ import orjson
 from aiohttp import web
 
 from lmi_vllm.errors import BadParameterError
+from lmi_vllm.inference.request.body import not_json
 from lmi_vllm.web.inference_routes import json_answer, read_body
 
 PAGE_SIZE: Final = 100
@@ -29,9 +30,7 @@ async def given_arguments(request: web.Request, names: Collection[str]) -> Mappi
         try:
             fields = orjson.loads(body)
         except orjson.JSONDecodeError as error:
-            kind = request.content_type
-            form = f" (forms are not read here, and it is {kind})" if "form" in kind else ""
-            raise BadParameterError(f"The body is not valid JSON{form}: {error}") from None
+            raise BadParameterError(f"The {not_json(error, request.content_type)}") from None
         if not isinstance(fields, dict):
             raise BadParameterError("The body must be a JSON object")
     query = {

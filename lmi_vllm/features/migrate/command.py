@@ -4,18 +4,19 @@ import argparse
 import json
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Final
 
 from lmi_vllm.commands.explain import write_answer
+from lmi_vllm.config.other_servers.tgi_flags import LAUNCHER, unknown_flags, variables_of
 from lmi_vllm.config.other_servers.tgi_variables import TGI_PAIRS, TGI_VARIABLES
 from lmi_vllm.config.properties import PropertiesFile, read_properties
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import ConfigurationError
 from lmi_vllm.features.migrate.carried import carry, report_unread
-from lmi_vllm.features.migrate.container_commands import LAUNCHER, with_values
+from lmi_vllm.features.migrate.container_commands import with_values
 from lmi_vllm.features.migrate.environment_files import commands_in, flags_in, read_environment
 from lmi_vllm.features.migrate.migration import (
     Migration,
@@ -183,8 +184,7 @@ def _migrate_launcher(
 ) -> Migration:
     """Return the migration of TGI's variables and flags; flags win."""
     migration = migrate_tgi({**environ, **flags}, configuration)
-    for name in flags.keys() - {*TGI_VARIABLES, *TGI_PAIRS}:
-        flag = f"--{name.lower().replace('_', '-')}"
+    for flag in unknown_flags([*flags]):
         migration.steps.append(Step(StepOutcome.REFUSED, flag, why="TGI has no such flag"))
     return migration
 
@@ -275,25 +275,3 @@ def _report(migration: Migration) -> list[str]:
             line = f"{step.source}{becomes}{why}"
             lines.append("#   " + "\\n".join(line.splitlines()))  # or the rest were settings
     return lines
-
-
-_SHORT: Final = {"-p": "PORT", "-e": "ENV"}
-
-
-def variables_of(flags: Sequence[str]) -> dict[str, str]:
-    """Return TGI's variables: each flag is one in upper case; without a value it is `true`."""
-    found: dict[str, str] = {}
-    name = ""
-    for word in flags:
-        if word == LAUNCHER:
-            continue
-        if word.startswith("--") or word in _SHORT:
-            flag, has_value, value = word.removeprefix("--").partition("=")
-            name = _SHORT.get(word) or flag.upper().replace("-", "_")
-            found[name] = value if has_value else "true"
-            name = "" if has_value else name
-        elif name:
-            found[name], name = word, ""
-        else:
-            found[word] = ""  # no flag before it
-    return found

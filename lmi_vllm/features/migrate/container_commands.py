@@ -7,7 +7,8 @@ from typing import Any, Final
 
 import yaml
 
-LAUNCHER: Final = "text-generation-launcher"
+from lmi_vllm.config.other_servers.tgi_flags import LAUNCHER
+
 _API_SERVER: Final = "vllm.entrypoints.openai.api_server"
 # In the order in which they stand in the command: Kubernetes, SageMaker, Docker, Compose, ECS.
 _WORDS: Final = (

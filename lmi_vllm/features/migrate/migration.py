@@ -162,6 +162,7 @@ def migrate_tgi(environ: Mapping[str, str], configuration: Configuration) -> Mig
     _name_secrets(migration, environ)
     for source, replacement in pair_replacements(environ):
         migration.add(source, replacement)
+    _enable_lora(migration)
     migration.default("option.tgi_compat", "true", "replies keep TGI's schema")
     migration.default("job_queue_size", "128", "TGI's max_concurrent_requests")
     return checked(migration)
@@ -193,8 +194,7 @@ def _from_flags(migration: Migration, flags: Sequence[Flag]) -> Migration:
         migration.default("option.served_model_name", model, "vllm serve answers to the model id")
     migration.default("option.tensor_parallel_size", "1", "vLLM uses one GPU; ours all of them")
     migration.default("option.data_parallel_size", "1", "vLLM makes no copies by itself")
-    if "option.lora_modules" in properties:
-        migration.default("option.enable_lora", "true", "adapters of the start need it")
+    _enable_lora(migration)
     if properties.get("option.enable_lora") == "true":
         migration.default("option.max_loras", "1", "vLLM's default")
     if "option.max_num_seqs" not in properties:
@@ -202,6 +202,11 @@ def _from_flags(migration: Migration, flags: Sequence[Flag]) -> Migration:
         becomes = "option.max_rolling_batch_size=256"
         migration.steps.append(Step(StepOutcome.APPROXIMATED, _DEFAULT, becomes, why))
     return checked(migration)
+
+
+def _enable_lora(migration: Migration) -> None:
+    if "option.lora_modules" in migration.properties:
+        migration.default("option.enable_lora", "true", "adapters of the start need it")
 
 
 def migrate_lmi(

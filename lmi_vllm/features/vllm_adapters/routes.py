@@ -20,6 +20,7 @@ from lmi_vllm.errors import (
     ManagementError,
     ResourceNotFoundError,
 )
+from lmi_vllm.inference.request.body import not_json
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.web.inference_routes import read_body
 from lmi_vllm.web.request import OPTIONS, SERVICE, RouteGroup, Routes
@@ -153,7 +154,7 @@ async def _fields(request: web.Request) -> Fields:
     try:
         given = orjson.loads(await read_body(request))
     except orjson.JSONDecodeError as error:
-        text = f"The body is not valid JSON: {error}"
+        text = f"The {not_json(error, request.content_type)}"
         raise _RefusalError(text, kind="BadRequestError") from None
     if not isinstance(given, dict):
         raise _RefusalError("The body must be a JSON object", kind="BadRequestError")

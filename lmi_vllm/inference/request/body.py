@@ -86,6 +86,13 @@ def _text(body: bytes) -> str:
         raise PayloadError(f"the body is not UTF-8 text: {error}") from None
 
 
+def not_json(error: ValueError, content_type: str) -> str:
+    """Return what is wrong with a body, on a route that reads JSON alone."""
+    kind = content_type.partition(";")[0].strip()
+    form = f" (forms are not read here, and it is {kind})" if "form" in kind else ""
+    return f"body is not valid JSON{form}: {error}"
+
+
 def _decode_json(body: bytes) -> dict[str, Any]:
     try:
         payload = orjson.loads(body)

@@ -74,6 +74,42 @@ def test_folder_of_adapters_that_is_not_there_is_a_warning(explained: ExplainRun
     assert said.startswith("option.adapters=/nonexistent (OPTION_ADAPTERS) is no folder")
 
 
+def test_state_of_adapters_without_lora_is_a_warning(explained: ExplainRun) -> None:
+    """The adapters in it were not served, and nothing said so."""
+    (said,) = explained("", {"OPTION_ADAPTERS_STATE": "/x/state.json"}).document["warnings"]
+    assert said.startswith("option.adapters_state=/x/state.json has no effect")
+    given = {"OPTION_ADAPTERS_STATE": "/x/state.json", "OPTION_ENABLE_LORA": "true"}
+    assert not explained("", given).document["warnings"]
+
+
+def test_adapters_of_the_model_without_lora_are_a_warning(
+    explained: ExplainRun, tmp_path: Path
+) -> None:
+    """A folder of adapters was passed over silently."""
+    (tmp_path / "store" / "adapters" / "fr").mkdir(parents=True)
+    (tmp_path / "store" / "config.json").write_text("{}")
+    (said,) = [one for one in explained().document["warnings"] if "adapters" in one]
+    assert said.endswith("store/adapters are not served: option.enable_lora is not true")
+    enabled = explained("", {"OPTION_ENABLE_LORA": "true"}).document["warnings"]
+    assert not any("not served" in one for one in enabled)
+
+
+def test_two_words_for_true_hide_nothing(explained: ExplainRun, tmp_path: Path) -> None:
+    """A list of adapters turns LoRA on by itself, and a chart says it, too."""
+    given = {"SM_VLLM_LORA_MODULES": f"a={tmp_path}", "OPTION_ENABLE_LORA": "TRUE"}
+    assert not explained("", given).document["warnings"]
+    (said,) = explained("", given | {"OPTION_ENABLE_LORA": "False"}).document["warnings"]
+    assert "is not used" in said
+
+
+@pytest.mark.parametrize("text", ["18410", " 8080 "])
+def test_a_port_is_no_address(explained: ExplainRun, text: str) -> None:
+    """It was read as an IPv4 address in one number: the bind failed, without a name."""
+    (said,) = explained("", {"SERVING_INFERENCE_ADDRESS": text}).document["errors"]
+    assert "SERVING_INFERENCE_ADDRESS" in said
+    assert said.endswith(f"a host is needed, too, such as http://0.0.0.0:{text.strip()}")
+
+
 def test_variables_of_vllms_http_server_are_named(explained: ExplainRun) -> None:
     """Charts set them, and here they have no effect; what vLLM's engine reads has no row."""
     given = {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "60", "VLLM_LOG_STATS_INTERVAL": "5"}

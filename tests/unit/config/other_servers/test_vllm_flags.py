@@ -81,6 +81,9 @@ def test_words_belong_to_the_flag_that_takes_them(words: str, expected: dict[str
         ("--served-model-name --port 1", "a value is needed"),
         ("--model-id m", "migrate --from tgi"),
         ("--api-keys s3cret", "has no such flag"),
+        ("--model_name m", "write --served-model-name"),
+        ("--model-dir m", "write --model"),
+        ("--backend vllm", "leave it out"),
         ("--config /no/such/file", "cannot be read: No such file"),
     ],
 )
@@ -127,6 +130,33 @@ def test_value_of_an_unknown_flag_is_not_repeated() -> None:
     """It may be a misspelt key."""
     (flag,) = read_flags(["--api_keys", "s3cret"])
     assert "s3cret" not in f"{flag.source} {flag.problem} {flag.text}"
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["--model /m --api-key s3cret", "--api-key s3cret", "/m --api-key s3cret", "--a=b --port 1"],
+)
+def test_a_command_line_in_one_word_is_a_problem(word: str) -> None:
+    """It is not quoted: it may hold a key. What a flag has as its value is not looked into."""
+    (flag,) = read_flags([word])
+    assert flag.problem.startswith("this one word is a command line")
+    assert "s3cret" not in f"{flag.source}{flag.written}{flag.problem}"
+    (template,) = read_flags(["--chat-template", "{{ a }} --port {{ b }}"])
+    assert not template.problem
+
+
+def test_a_variable_for_kserve_s_name_of_the_model_names_vllm_s() -> None:
+    """The closest name was the model itself."""
+    (flag,) = read_variables({"SM_VLLM_MODEL_NAME": "m"})
+    assert flag.problem.endswith("write SM_VLLM_SERVED_MODEL_NAME")
+
+
+def test_what_is_wrong_in_the_file_names_it(tmp_path: Path) -> None:
+    """The error quoted a flag that no one had typed."""
+    file = tmp_path / "config.yaml"
+    file.write_text("port: 1x\nno-such: 2\n")
+    found = [flag.source for flag in read_flags(["--config", str(file)]) if flag.problem]
+    assert found == [f"--port 1x of {file}", f"--no-such of {file}"]
 
 
 def test_variables_may_negate_a_switch_and_name_a_file(tmp_path: Path) -> None:

@@ -181,6 +181,26 @@ async def test_infer_names_the_wrong_field(serve: ServeScripted, body: object, s
     assert said in found["error"]
 
 
+@pytest.mark.parametrize(
+    "kind", ["multipart/form-data; boundary=x", "application/x-www-form-urlencoded"]
+)
+async def test_infer_names_a_form_as_one(serve: ServeScripted, kind: str) -> None:
+    """`curl -F` and `curl -d` without a type: the error was about a letter of the form."""
+    answer = await (await serve()).post(INFER, data=b"a=b", headers={"Content-Type": kind})
+    said = f"forms are not read here, and it is {kind.partition(';')[0]}"
+    assert (answer.status, said in (await answer.json())["error"]) == (400, True)
+
+
+async def test_the_served_name_is_the_model_s_too(serve: ServeScripted) -> None:
+    """`--served-model-name` is what clients know; only the folder's name was found."""
+    client = await serve()
+    for path in ("/v2/models/lmi", "/v2/models/lmi/ready"):
+        assert (await client.get(path)).status == 200
+    answer = await client.post("/v2/models/lmi/infer", json={"inputs": [texts("x")]})
+    assert (answer.status, (await answer.json())["model_name"]) == (200, "lmi")
+    assert (await client.post("/predictions/lmi", json={"inputs": "x"})).status == 200
+
+
 async def test_errors_of_every_layer_have_the_protocol_s_shape(
     serve: ServeScripted, engine: ScriptedEngine
 ) -> None:

@@ -57,6 +57,8 @@ TGI = (  # variable, value, what it becomes
     ("LORA_ADAPTERS", "a/b,c/d", {"option.enable_lora": "true"}),
     ("ATTENTION", "flashinfer", {"option.attention_backend": "FLASHINFER"}),
     ("USE_PREFIX_CACHING", "true", {"option.enable_prefix_caching": "true"}),
+    ("LORA_ADAPTERS", "a=c/d,b=e/f", {"option.lora_modules": "a=c/d,b=e/f",
+     "option.enable_lora": "true"}),
     ("PORT", "80", {"SERVING_INFERENCE_ADDRESS": "http://0.0.0.0:80"}),
     ("PAYLOAD_LIMIT", "1000", {"SERVING_MAX_REQUEST_SIZE": "1000"}),
     ("GRACEFUL_TERMINATION_TIMEOUT", "90", {"SERVING_SHUTDOWN_TIMEOUT": "90"}),
