@@ -11,7 +11,7 @@ SHARED = """
     checks: model model_config
     commands: explain
     config: listen options.row parsers secrets setting settings value_rules variable_names
-        vllm_schema
+        vllm_schema other_servers.tgi_variables other_servers.vllm_flags
     engine: base deaths factory vllm.factory vllm.names vllm.processes vllm.workarounds
     inference: context lifecycle queue request.body request.parameters response.openai_events
         response.streams service
@@ -28,8 +28,7 @@ OF_ONE = """
     checks: adapter_config platform
     commands: serve
     config: layers model_source option_table options other_servers.nim_variables
-        other_servers.replacement other_servers.tgi_variables other_servers.vllm_flags
-        other_servers.vllm_server properties
+        other_servers.replacement other_servers.vllm_server properties
     engine: text_bounds vllm.chunks vllm.configuration vllm.cpu.companions vllm.engine_calls
         vllm.joined vllm.outputs vllm.start vllm.start_steps vllm.tokenizer_trial
     inference: pipeline request.lmi request.tgi response.formatters

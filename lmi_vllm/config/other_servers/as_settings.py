@@ -15,6 +15,7 @@ from lmi_vllm.config.other_servers.nim_variables import NIM_PREFIX, advice_for
 from lmi_vllm.config.other_servers.one_word import several_in_one
 from lmi_vllm.config.other_servers.replacement import Replacement
 from lmi_vllm.config.other_servers.tgi_variables import (
+    LAUNCHED,
     TGI_ONLY_NAMES,
     TGI_PAIRS,
     TGI_VARIABLES,
@@ -25,7 +26,6 @@ from lmi_vllm.config.other_servers.vllm_server import FRONT_END, problem_of, rep
 from lmi_vllm.config.setting import FILE_PREFIX, OtherSettings, RawValue
 from lmi_vllm.messages import Origin, OriginKind
 
-LAUNCHED: Final = "TEXT_GENERATION_LAUNCHER"  # set by our images, whose command was TGI's
 # Names that other launchers read, too.
 _MODEL_NAMES: Final = ("MODEL_ID", "HF_MODEL_ID")
 _OF_NO_PROGRAM: Final = ("HOSTNAME", "MASTER_ADDR", "MASTER_PORT")  # of shells, and of torch

@@ -6,7 +6,7 @@ which is also an environment variable, and from its SageMaker entry script.
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
@@ -197,3 +197,32 @@ TGI_ONLY_NAMES: Final = (
     "MODEL_ID", "NUM_SHARD", "MAX_INPUT_TOKENS", "MAX_INPUT_LENGTH", "MAX_TOTAL_TOKENS",
     "MAX_BATCH_TOTAL_TOKENS", "WAITING_SERVED_RATIO", "QUANTIZE", "HF_MODEL_REVISION",
 )  # fmt: skip
+
+LAUNCHED: Final = "TEXT_GENERATION_LAUNCHER"  # set by our images, whose command was TGI's
+LAUNCHER: Final = "text-generation-launcher"
+_SHORT: Final = MappingProxyType({"-p": "PORT", "-e": "ENV"})
+
+
+def variables_of(flags: Sequence[str]) -> dict[str, str]:
+    """Return TGI's variables; a flag without a value is `true`."""
+    found: dict[str, str] = {}
+    name = ""
+    for word in flags:
+        if word == LAUNCHER:
+            continue
+        if word.startswith("--") or word in _SHORT:
+            flag, has_value, value = word.removeprefix("--").partition("=")
+            name = _SHORT.get(word) or flag.upper().replace("-", "_")
+            found[name] = value if has_value else "true"
+            name = "" if has_value else name
+        elif name:
+            found[name], name = word, ""
+        else:
+            found[word] = ""  # no flag before it
+    return found
+
+
+def unknown_flags(variables: Sequence[str]) -> list[str]:
+    """Return those of these names that the launcher does not have, as they are written."""
+    unknown = [name for name in variables if name not in (*TGI_VARIABLES, *TGI_PAIRS)]
+    return [f"--{name.lower().replace('_', '-')}" for name in unknown]

@@ -93,6 +93,11 @@ def _positional(words: Sequence[str], flags: Sequence[Flag]) -> Iterator[Flag]:
             yield Flag(f"word {number}", word, word, problem=problem, written=word)
 
 
+def problem_of_word(word: str) -> str:
+    """Return the error about a word that is a whole command line; "" for another word."""
+    return f"{start_of(word)}: {SEVERAL}" if several_in_one(word) else ""
+
+
 def _several(word: str) -> Flag:
     start = start_of(word)
     return Flag(word, "", start, problem=SEVERAL, written=start)

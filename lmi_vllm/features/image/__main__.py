@@ -33,8 +33,9 @@ from lmi_vllm.cli import (
     parse,
 )
 from lmi_vllm.config.listen import ListenAddress, read_address
-from lmi_vllm.config.other_servers.one_word import SEVERAL, several_in_one, start_of
+from lmi_vllm.config.other_servers.vllm_flags import problem_of_word
 from lmi_vllm.config.vllm_schema import installed_version, load_release
+from lmi_vllm.errors import ConfigurationError
 from lmi_vllm.features.image.commands import (
     PLAIN_PROGRAM,
     as_vllm_command,
@@ -68,7 +69,10 @@ def main(arguments: list[str] | None = None) -> None:
     if asks_release(words, environ):
         print(installed_version() or load_release().release)
         return
-    words, environ = as_ours(words, environ)
+    try:
+        words, environ = as_ours(words, environ)
+    except ConfigurationError as error:
+        fail(error.text)
     words = as_verb(words, environ)
     if Path(words[0]).name == "vllm":
         words[0] = PLAIN_PROGRAM
@@ -99,9 +103,7 @@ def exec_command(words: list[str], environ: Mapping[str, str]) -> NoReturn:
     try:
         os.execvpe(words[0], words, environ)
     except FileNotFoundError:
-        said = f"{words[0]}: no such command or verb"
-        if several_in_one(words[0]):
-            said = f"{start_of(words[0])}: {SEVERAL}"
+        said = problem_of_word(words[0]) or f"{words[0]}: no such command or verb"
         print(f"lmi-vllm: error: {said}", file=sys.stderr)
         sys.exit(NOT_FOUND)
     except OSError as error:

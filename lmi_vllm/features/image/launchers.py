@@ -8,12 +8,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from lmi_vllm.cli import fail
-from lmi_vllm.config.other_servers.as_settings import LAUNCHED
-from lmi_vllm.config.other_servers.one_word import SEVERAL, several_in_one, start_of
-from lmi_vllm.config.other_servers.tgi_flags import LAUNCHER, unknown_flags, variables_of
-from lmi_vllm.config.other_servers.tgi_variables import pair_replacements
-from lmi_vllm.config.other_servers.vllm_flags import read_flags
+from lmi_vllm.config.other_servers.tgi_variables import (
+    LAUNCHED,
+    LAUNCHER,
+    pair_replacements,
+    unknown_flags,
+    variables_of,
+)
+from lmi_vllm.config.other_servers.vllm_flags import problem_of_word, read_flags
+from lmi_vllm.errors import ConfigurationError
 
 _LAUNCHERS: Final = (LAUNCHER, "tgi-entrypoint.sh")
 _OF_LMI: Final = ("dockerd-entrypoint.sh", "djl-serving")
@@ -23,7 +26,8 @@ _IMAGE_PORT: Final = "80"  # of TGI's image, which sets PORT
 def as_ours(words: list[str], environ: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
     """Return the words and the environment of `serve` for such a command; others as they are.
 
-    Exits where the launcher does not have a flag.
+    Raises:
+        ConfigurationError: the launcher does not have a flag.
     """
     if Path(words[0]).name in _OF_LMI:
         rest = words[1:]
@@ -31,10 +35,10 @@ def as_ours(words: list[str], environ: Mapping[str, str]) -> tuple[list[str], di
     flags = _launcher_flags(words)
     if flags is None:
         return words, {**environ}
-    if wrong := next(filter(several_in_one, flags), None):
-        fail(f"{start_of(wrong)}: {SEVERAL}")
+    if wrong := [*filter(None, map(problem_of_word, flags))]:
+        raise ConfigurationError(wrong)
     if unknown := unknown_flags([*variables_of(flags)]):
-        fail(f"{', '.join(unknown)}: TGI's launcher has no such flag")
+        raise ConfigurationError([f"{', '.join(unknown)}: TGI's launcher has no such flag"])
     return _as_serve(flags, environ)
 
 

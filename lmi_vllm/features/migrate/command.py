@@ -10,8 +10,13 @@ from pathlib import Path
 from typing import Final
 
 from lmi_vllm.commands.explain import write_answer
-from lmi_vllm.config.other_servers.tgi_flags import LAUNCHER, unknown_flags, variables_of
-from lmi_vllm.config.other_servers.tgi_variables import TGI_PAIRS, TGI_VARIABLES
+from lmi_vllm.config.other_servers.tgi_variables import (
+    LAUNCHER,
+    TGI_PAIRS,
+    TGI_VARIABLES,
+    unknown_flags,
+    variables_of,
+)
 from lmi_vllm.config.properties import PropertiesFile, read_properties
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import ConfigurationError

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import yaml
 
-from lmi_vllm.config.other_servers.tgi_flags import LAUNCHER
+from lmi_vllm.config.other_servers.tgi_variables import LAUNCHER
 
 _API_SERVER: Final = "vllm.entrypoints.openai.api_server"
 # In the order in which they stand in the command: Kubernetes, SageMaker, Docker, Compose, ECS.
