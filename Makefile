@@ -104,4 +104,4 @@ image: setup      ## the container image, with docker, podman or buildah; KIND=c
 	@sh scripts/build_image.sh $(KIND) $(TAG)
 
 clean:            ## remove what was built here
-	rm -rf .venv .venv-litellm .venv-routers .venv-clients .venv-with_sdk_* .venv-vllm-* .schemathesis build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .fuzz
+	rm -rf .venv .venv-litellm .venv-ray .venv-routers .venv-clients .venv-with_sdk_* .venv-vllm-* .schemathesis build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .fuzz

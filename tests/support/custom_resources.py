@@ -9,9 +9,11 @@ Strict: a field that is not named here is an error, where Kubernetes drops it si
   Gateway API v1, and npm's @kubernetes-models/gateway-api 2.0.0.
 - ScaledObject `keda.sh/v1alpha1`, likewise: the reference of KEDA 2.22, and npm's
   @kubernetes-models/keda 2.0.0.
+- RayService `ray.io/v1`, likewise: the API reference of KubeRay 1.5. Its pods are checked by
+  Kubernetes' own schema, and `serveConfigV2` by Ray's (`integration/ray_serve.py`).
 
-`integration/kubernetes_manifests.py` validates the last two with those packages, generated
-from the controllers' own types.
+`integration/kubernetes_manifests.py` validates HTTPRoute and ScaledObject with those packages,
+generated from the controllers' own types.
 """
 
 import json
@@ -142,6 +144,37 @@ SCALED_OBJECT: Final = _resource(
         # Its behavior is that of the autoscaler, which Kubernetes' own schema has.
         advanced=_record(
             (), horizontalPodAutoscalerConfig=_record((), behavior={"type": "object"})
+        ),
+    ),
+)
+
+_GROUP: Final = {
+    "rayStartParams": {"type": "object", "additionalProperties": {"type": "string"}},
+    "template": _record(("spec",), spec={"type": "object"}, metadata={"type": "object"}),
+}
+RAY_SERVICE: Final = _resource(
+    "ray.io/v1",
+    "RayService",
+    _record(
+        ("serveConfigV2", "rayClusterConfig"),
+        upgradeStrategy=_record(("type",), type={"enum": ["NewCluster", "None"]}),
+        serveConfigV2=_TEXT,
+        rayClusterConfig=_record(
+            ("headGroupSpec", "workerGroupSpecs"),
+            rayVersion=_TEXT,
+            enableInTreeAutoscaling={"type": "boolean"},
+            headGroupSpec=_record(("rayStartParams", "template"), **_GROUP),
+            workerGroupSpecs=_list(
+                _record(
+                    ("groupName", "minReplicas", "maxReplicas", "template"),
+                    groupName=_NAME,
+                    replicas=_COUNT,
+                    minReplicas=_COUNT,
+                    maxReplicas=_COUNT,
+                    **_GROUP,
+                ),
+                8,
+            ),
         ),
     ),
 )

@@ -102,6 +102,7 @@ LONG: Final[Mapping[str, str]] = MappingProxyType({
     "integration/requirements_are_installed.py::test_requirements_that_fail_do_not_stop_the_start":
         _REQUIREMENTS,
     "integration/sagemaker_sdk_requests.py": "tests/unit/test_sagemaker_examples.py",
+    "integration/ray_serve.py": "tests/unit/features/ray_serve",
     "integration/routers.py": "tests/web/test_open_signals.py and tests/unit/features/management",
     "integration/same_as_vllm_serve.py::test_answers_of_a_model_that_embeds_are_equal":
         "integration/embedding_model_answers.py and tests/contract/test_pooling.py",

@@ -47,6 +47,7 @@ PACKAGES = {
     r"|server\.parts\.Assembled|features\.\w+\.command",  # verbs are imported by name
     "assembly": rf"{SHARED}|(config|translate|features|server|web)\..*"
     r"|engine\.vllm\.parts\.ProcessParts|inference\.service\.InferenceService",
+    "ray": r"features\.ray_serve\.(adapters|deployment)\.\w+",  # what Ray imports by name
     "__main__": r"cli\.main|signals\.\w+",
     "__init__": r".*",  # the public names, imported when used
 }
@@ -56,7 +57,7 @@ LIBRARIES = {
     "vllm": r"engine/vllm/((workarounds|cpu)/)?\w+\.py"
     r"|features/(grammar_trials/guard|legacy_models/classes|seq2seq/requests)\.py",
     "aiohttp": r"(web|server|commands)/\w+\.py|(cli|assembly)\.py"
-    r"|features/(bench/http_client|(api_docs|console|front_ends|kserve|load_reports|media_urls|root_path"
+    r"|features/(bench/http_client|(api_docs|console|front_ends|kserve|load_reports|media_urls|ray_serve|root_path"
     r"|management|tgi|vllm_adapters)/\w+)\.py",
     "pydantic": r"config/(settings|options/row)\.py|inference/request/parameters\.py"
     r"|engine/vllm/(configuration|openai|routes)\.py"
@@ -65,6 +66,7 @@ LIBRARIES = {
     "botocore": AWS,
     "obstore": r"features/object_stores/cloud_\w+\.py",
     "huggingface_hub": r"features/hub/\w+\.py",
+    "ray": r"features/ray_serve/deployment\.py",
     "xgrammar": r"features/grammar_trials/walks\.py",
     "prometheus_client": r"telemetry/metric(s|_files)\.py|web/management_routes\.py"
     r"|features/(metrics|exporters/lmi_series|front_ends/series|lora_series/series)\.py",
@@ -78,7 +80,7 @@ LIBRARIES = {
 }
 # Besides cli.py: what vLLM is told through the environment, and what its child processes read.
 ENVIRONMENT = (
-    r"(cli|features/image/(__main__|commands))\.py|commands/serve\.py"
+    r"(cli|features/image/(__main__|commands)|features/ray_serve/deployment)\.py|commands/serve\.py"
     r"|engine/vllm/(configuration|start|start_steps|processes|cpu/compilation|workarounds/model_scripts)\.py"
 )
 
@@ -113,7 +115,7 @@ def touches_environment(tree: ast.AST) -> bool:
 
 
 # Features that are programs of their own: they call the composition root, as `cli` does.
-PROGRAMS = r"features/(front_ends/process|image/__main__)\.py"
+PROGRAMS = r"features/(front_ends/process|image/__main__|ray_serve/child)\.py"
 
 
 def allowed_names(path: str) -> str:

@@ -36,9 +36,9 @@ def test_every_entry_point_is_called_once(entry: str, order: Collection[object])
 
 
 def test_every_folder_has_a_use() -> None:
-    """An entry point, a verb; or it is the entry point of images."""
+    """An entry point, a verb; or it is the entry point of images or of Ray Serve."""
     verbs = {verb.module.split(".")[2] for verb in VERBS.values() if ".features." in verb.module}
-    assert {*NAMES} - {*named(CONFIGURES), *named(SERVES)} == verbs | {"image"}
+    assert {*NAMES} - {*named(CONFIGURES), *named(SERVES)} == verbs | {"image", "ray_serve"}
 
 
 @pytest.mark.parametrize("name", NAMES)

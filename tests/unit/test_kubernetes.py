@@ -12,11 +12,13 @@ from prometheus_client import generate_latest
 
 from lmi_vllm.cli import VERBS
 from lmi_vllm.features.nodes.cluster import follows
+from lmi_vllm.features.ray_serve.arguments import read_arguments
 from lmi_vllm.translate.devices import Devices
 from tests.support.assembled import load_settings, translate
 from tests.support.custom_resources import (
     HTTP_ROUTE,
     INFERENCE_POOL,
+    RAY_SERVICE,
     SCALED_OBJECT,
     pool_problems,
 )
@@ -25,6 +27,7 @@ Faults = Callable[[object, dict[str, Any]], list[str]]
 FOLDER = Path(__file__).parent.parent.parent / "config" / "kubernetes"
 SHARED = ("OPTION_ADAPTER_STORE", "OPTION_ADAPTERS_STATE")
 LEADER_WORKER_SET = "leader-worker-set.yaml"  # of a controller whose schema Kubernetes has not
+RAY_SERVICES = ("ray-service.yaml", "ray-service-hyperpod.yaml")
 CUSTOM = {
     "inference-pool.yaml": INFERENCE_POOL,
     "http-route.yaml": HTTP_ROUTE,
@@ -33,10 +36,12 @@ CUSTOM = {
 NOT_MANIFESTS = {
     "prometheus-adapter.yaml",
     LEADER_WORKER_SET,
+    *RAY_SERVICES,
     *CUSTOM,
 }  # the first: values of a Helm chart
 MANIFESTS = sorted(path for path in FOLDER.glob("*.yaml") if path.name not in NOT_MANIFESTS)
 ENGINE_END_SECONDS = 10
+PROXY_CALLBACK = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
 
 
 def load(name: str) -> Any:
@@ -244,3 +249,41 @@ def test_nodes_of_a_leader_worker_set_share_the_model(role: str) -> None:
     ranks = int(str(values["tensor_parallel_size"])) * int(str(values["pipeline_parallel_size"]))
     assert ranks == gpus * group["size"]
     assert follows(settings) is (role == "worker")
+
+
+@pytest.mark.parametrize("name", RAY_SERVICES)
+def test_ray_service_is_valid(faults: Faults, name: str) -> None:
+    """Its own fields by KubeRay's reference, and its pods by Kubernetes' schema, strictly."""
+    service = load(name)
+    assert faults(service, RAY_SERVICE) == []
+    spec = service["spec"]["rayClusterConfig"]
+    for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
+        pod = {
+            "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"},
+            "spec": group["template"]["spec"],
+        }  # fmt: skip
+        kubernetes_validate.validate(pod, "1.34", strict=True)
+    service["spec"]["unknown"] = 1
+    assert faults(service, RAY_SERVICE)
+
+
+@pytest.mark.parametrize("name", RAY_SERVICES)
+def test_ray_service_fits_its_nodes(name: str) -> None:
+    """A node has the GPUs of a replica, and longer than Ray and the server take to end."""
+    spec = load(name)["spec"]
+    (application,) = yaml.safe_load(spec["serveConfigV2"])["applications"]
+    (deployment,) = application["deployments"]
+    read = read_arguments(application["args"])
+    settings = load_settings(read.variables)
+    degree = settings.model.tensor_parallel_degree
+    (workers,) = spec["rayClusterConfig"]["workerGroupSpecs"]
+    pod = workers["template"]["spec"]
+    gpus = int(pod["containers"][0]["resources"]["requests"]["nvidia.com/gpu"])
+    assert gpus == read.gpus
+    assert degree in (None, "max", read.gpus), degree
+    assert workers["maxReplicas"] >= deployment["autoscaling_config"]["max_replicas"]
+    assert pod["terminationGracePeriodSeconds"] > deployment["graceful_shutdown_timeout_s"]
+    assert read.variables["OPTION_ADAPTER_STORE"]
+    for group in (spec["rayClusterConfig"]["headGroupSpec"], workers):
+        variables = group["template"]["spec"]["containers"][0]["env"]
+        assert {"name": PROXY_CALLBACK, "value": "lmi_vllm.ray:middlewares"} in variables

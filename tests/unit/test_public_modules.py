@@ -13,7 +13,8 @@ SHARED = """
     config: listen options.row parsers secrets setting settings value_rules variable_names
         vllm_schema other_servers.tgi_variables other_servers.vllm_flags
     engine: base deaths factory vllm.factory vllm.names vllm.processes vllm.workarounds
-    inference: context lifecycle queue request.body request.parameters response.openai_events
+    inference: context lifecycle queue request.body request.lmi request.parameters request.tgi
+        response.openai_events
         response.streams service
     server: context listeners model_settings parts plan start_parts warm_up
     sources: archives base disk extract local table trusted_folders
@@ -31,7 +32,7 @@ OF_ONE = """
         other_servers.replacement other_servers.vllm_server properties
     engine: text_bounds vllm.chunks vllm.configuration vllm.cpu.companions vllm.engine_calls
         vllm.joined vllm.outputs vllm.start vllm.start_steps vllm.tokenizer_trial
-    inference: pipeline request.lmi request.tgi response.formatters
+    inference: pipeline response.formatters
     server: code_start model_manager model_start ports supervisor
     sources: model_store
     translate: parallel rules

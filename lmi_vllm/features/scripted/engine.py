@@ -44,6 +44,8 @@ from lmi_vllm.messages import (
 from lmi_vllm.telemetry.records import SequenceFigures, current_record
 
 SCRIPTED_SECONDS: Final = "LMI_SCRIPTED_SECONDS_PER_TOKEN"
+SCRIPTED_LENGTH: Final = "LMI_SCRIPTED_MAX_MODEL_LEN"
+LENGTH: Final = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,7 @@ class ScriptedEngine:
 
     script: Sequence[Step] = ()
     seconds_per_token: float = 0.0
-    max_model_len: int = 2048
+    max_model_len: int = LENGTH
     task: str = "generate"
     tokenizer: object = None
     http: HttpApplication | None = None
@@ -328,4 +330,5 @@ class ScriptedFactory:
 def scripted_engines(environ: Mapping[str, str]) -> EngineFactory:
     """Return what makes engines that repeat the prompt, at the pace of the environment."""
     seconds = float(environ.get(SCRIPTED_SECONDS, "0"))
-    return ScriptedFactory(lambda: ScriptedEngine(seconds_per_token=seconds))
+    length = int(environ.get(SCRIPTED_LENGTH, str(LENGTH)))
+    return ScriptedFactory(lambda: ScriptedEngine(seconds_per_token=seconds, max_model_len=length))

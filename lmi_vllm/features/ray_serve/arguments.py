@@ -1,0 +1,61 @@
+"""The arguments of `lmi_vllm.ray:app`: the server's variables, and two words of ours."""
+
+import contextlib
+import json
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+_VARIABLE: Final = re.compile(r"[A-Z][A-Z0-9_]*")
+_APP: Final = "of lmi_vllm.ray:app"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaArguments:
+    """What the server of a replica is started with, and the GPUs that the replica has."""
+
+    words: list[str]
+    variables: dict[str, str]
+    gpus: int
+
+
+def read_arguments(given: Mapping[str, Any]) -> ReplicaArguments:
+    """Return what the arguments say: `command`, `gpus` (1 unless given), and variables.
+
+    Raises:
+        ValueError: another name, or a value of the wrong kind. Ray has to pickle it.
+    """
+    variables = dict(given)
+    command, gpus = variables.pop("command", ""), variables.pop("gpus", 1)
+    for name in variables:
+        if not _VARIABLE.fullmatch(name):
+            raise ValueError(
+                f"argument {name} {_APP}: expected command, gpus or a variable of the server, such "
+                "as HF_MODEL_ID or OPTION_MAX_MODEL_LEN"
+            )
+    return ReplicaArguments(
+        _words(command), {name: _text(value) for name, value in variables.items()}, _count(gpus)
+    )
+
+
+def _words(command: Any) -> list[str]:
+    if not isinstance(command, str):
+        raise ValueError(f"argument command {_APP}: expected text, not {command!r}")
+    try:
+        return shlex.split(command)
+    except ValueError as error:
+        raise ValueError(f"argument command {_APP}: {error}") from error
+
+
+def _count(gpus: Any) -> int:
+    with contextlib.suppress(ValueError):
+        if (count := int(str(gpus))) >= 0:
+            return count
+    raise ValueError(f"argument gpus {_APP}: expected a number from 0 on, not {gpus!r}")
+
+
+def _text(value: Any) -> str:
+    """Return a value of a YAML file as a variable has it."""
+    return value if isinstance(value, str) else json.dumps(value)

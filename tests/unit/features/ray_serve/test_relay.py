@@ -1,0 +1,216 @@
+"""The relay passes requests and answers on as they come, and ends what one side has left."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from lmi_vllm.features.ray_serve.relay import Message, Relay
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+WAIT = 5.0
+
+
+class Client:
+    """The two functions of an ASGI call; what is sent to it is kept."""
+
+    def __init__(self, *pieces: bytes) -> None:
+        self.messages: asyncio.Queue[Message] = asyncio.Queue()
+        for number, piece in enumerate(pieces or (b"",), 1):
+            more = number < len(pieces)
+            self.messages.put_nowait({"type": "http.request", "body": piece, "more_body": more})
+        self.got: list[Message] = []
+        self.has_got = asyncio.Event()
+
+    async def receive(self) -> Message:
+        """Return the next piece of the request, once it is there."""
+        return await self.messages.get()
+
+    async def send(self, message: Message) -> None:
+        """Keep a message of the answer."""
+        self.got.append(message)
+        self.has_got.set()
+
+    def leave(self) -> None:
+        """Disconnect."""
+        self.messages.put_nowait({"type": "http.disconnect"})
+
+    @property
+    def body(self) -> bytes:
+        """What has come of the answer's body."""
+        return b"".join(message.get("body", b"") for message in self.got)
+
+
+@pytest.fixture
+async def serve(tmp_path: Path) -> AsyncIterator[Callable[[Handler], Awaitable[Relay]]]:
+    """Run a server of one handler on a Unix socket, and a relay to it."""
+    runners, relays = [], []
+
+    async def start(handler: Handler) -> Relay:
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", handler)
+        runners.append(runner := web.AppRunner(app, handler_cancellation=True))
+        await runner.setup()
+        await web.UnixSite(runner, str(tmp_path / "s")).start()
+        relays.append(relay := Relay(str(tmp_path / "s")))
+        return relay
+
+    yield start
+    for relay in relays:
+        await relay.close()
+    for runner in runners:
+        await runner.cleanup()
+
+
+def scope(path: str = "/a", headers: Any = (), **fields: Any) -> dict[str, Any]:
+    """Return what an ASGI server says of a request."""
+    return {
+        "type": "http", "method": "POST", "path": path, "raw_path": path.encode(),
+        "query_string": b"", "root_path": "", "headers": list(headers), **fields,
+    }  # fmt: skip
+
+
+async def test_request_arrives_as_it_was_sent(serve: Any) -> None:
+    """Target, headers that are not of a connection, a body in pieces; below Ray's prefix."""
+    seen: list[Any] = []
+
+    async def note(request: web.Request) -> web.Response:
+        seen.append((request.method, request.raw_path, request.headers, await request.read()))
+        return web.Response(status=418, headers={"X-Own": "1"}, body=b"short")
+
+    relay, client = await serve(note), Client(b"ab", b"c" * 100_000, b"d")
+    headers = [(b"x-a", "é".encode()), (b"x-a", b"2"), (b"te", b"x"), (b"expect", b"100-continue")]
+    given = scope("/ray/a%20b", headers, query_string=b"q=%2F", root_path="/ray")
+    await relay(given, client.receive, client.send)
+    method, path, found, body = seen[0]
+    assert (method, path) == ("POST", "/a%20b?q=%2F")
+    assert body == b"ab" + b"c" * 100_000 + b"d"
+    assert found.getall("X-A") == ["é", "2"]
+    assert not {"TE", "Expect", "User-Agent", "Accept", "Content-Type"} & set(found)
+    start = client.got[0]
+    assert start["status"] == 418
+    assert (b"x-own", b"1") in start["headers"]
+    assert (b"content-length", b"5") in start["headers"]
+    assert not {b"date", b"server"} & dict(start["headers"]).keys()
+    assert client.body == b"short"
+    assert [m.get("more_body") for m in client.got[1:]][-1] is False
+
+
+async def test_rows_come_when_they_are_written(serve: Any) -> None:
+    """Each before the next is made."""
+    next_row = asyncio.Event()
+
+    async def rows(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for number in range(3):
+            await response.write(b"%d\n" % number)
+            next_row.clear()
+            await next_row.wait()
+        return response
+
+    relay, client = await serve(rows), Client()
+    asked = asyncio.create_task(relay(scope(), client.receive, client.send))
+    for number in range(3):
+        async with asyncio.timeout(WAIT):
+            while not client.body.endswith(b"%d\n" % number):
+                client.has_got.clear()
+                await client.has_got.wait()
+        next_row.set()
+    await asked
+    assert client.body == b"0\n1\n2\n"
+
+
+@pytest.mark.parametrize("way", ["message", "cancelled"])
+@pytest.mark.parametrize("has_begun", [True, False])
+async def test_client_that_leaves_ends_the_request(serve: Any, way: str, has_begun: bool) -> None:
+    """Whether the ASGI server says so in a message or cancels the call, as Ray does."""
+    is_there, is_ended = asyncio.Event(), asyncio.Event()
+
+    async def endless(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        try:
+            if has_begun:
+                await response.prepare(request)
+                await response.write(b"row\n")
+            is_there.set()
+            await asyncio.Event().wait()
+        finally:
+            is_ended.set()
+        return response
+
+    relay, client = await serve(endless), Client(b"body")
+    asked = asyncio.create_task(relay(scope(), client.receive, client.send))
+    async with asyncio.timeout(WAIT):
+        await is_there.wait()
+        if way == "message":
+            client.leave()
+            await asked
+        else:
+            asked.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asked
+        await is_ended.wait()
+
+
+async def test_cut_answer_is_no_whole_one(serve: Any) -> None:
+    """The last message is missing, so that the client's connection is cut as well."""
+
+    async def cut(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b"row\n")
+        assert request.transport is not None
+        request.transport.abort()
+        return response
+
+    relay, client = await serve(cut), Client()
+    with pytest.raises(aiohttp.ClientPayloadError):
+        await relay(scope(), client.receive, client.send)
+    assert client.got[0]["status"] == 200
+    assert all(message.get("more_body", True) for message in client.got)
+
+
+async def test_server_that_is_gone_is_503_with_the_time_to_come_back(tmp_path: Path) -> None:
+    """So that clients and proxies try again."""
+    relay, client = Relay(str(tmp_path / "nothing")), Client(b"body")
+    await relay(scope(), client.receive, client.send)
+    assert client.got[0]["status"] == 503
+    assert dict(client.got[0]["headers"])[b"retry-after"] == b"1"
+    assert b'"code": 503' in client.body
+    status, reason = await relay.get("/health")
+    assert status == 0
+    assert b"nothing" in reason
+    await relay.close()
+
+
+async def test_slow_client_holds_the_server_back(serve: Any) -> None:
+    """Where the ASGI server waits in `send`, the server's own writes wait."""
+    written = 0
+
+    async def flood(request: web.Request) -> web.StreamResponse:
+        nonlocal written
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for _ in range(400):
+            await response.write(b"x" * 65536)
+            written += 65536
+        return response
+
+    relay, client, may_go_on = await serve(flood), Client(), asyncio.Event()
+
+    async def slow_send(message: Message) -> None:
+        if message["type"] == "http.response.body":
+            await may_go_on.wait()
+        await client.send(message)
+
+    asked = asyncio.create_task(relay(scope(), client.receive, slow_send))
+    await asyncio.sleep(0.5)
+    assert 0 < written < 4 << 20
+    may_go_on.set()
+    await asked
+    assert len(client.body) == 400 * 65536
