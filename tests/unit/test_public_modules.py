@@ -6,7 +6,7 @@ from tests.unit.test_architecture import FILES, arrows
 
 # Those that several features use, by room; `-` is the package itself.
 SHARED = """
-    -: _version assembly clock errors hooks messages private_folders signals
+    -: _version assembly cli clock errors hooks messages private_folders signals
     adapters: adapter hooks registry source
     checks: model model_config
     commands: explain
@@ -24,7 +24,7 @@ SHARED = """
 """
 # Those that one feature reaches into: what it needs may move to it, or behind a public name.
 OF_ONE = """
-    -: cli demo
+    -: demo
     adapters: listing
     checks: adapter_config platform
     commands: serve
