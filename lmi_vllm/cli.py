@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from lmi_vllm._version import __version__
 from lmi_vllm.errors import LmiError
@@ -32,26 +32,67 @@ class Verb:
 
     summary: str
     module: str
+    examples: tuple[str, ...]
 
 
+_WHERE_OPTIONS_ARE_SET: Final = (
+    "Options are set by flags, serving.properties (option.max_model_len=8k) or variables\n"
+    "(OPTION_MAX_MODEL_LEN=8k). lmi-vllm explain shows where each value came from."
+)
 VERBS: Final[Mapping[str, Verb]] = MappingProxyType(
     {
-        "serve": Verb("start the server", "lmi_vllm.commands.serve"),
+        "serve": Verb(
+            "start the server",
+            "lmi_vllm.commands.serve",
+            (
+                "lmi-vllm serve --demo",
+                "lmi-vllm serve acme/assistant-8b --max-model-len 8192 --host 0.0.0.0",
+                "HF_MODEL_ID=s3://my-bucket/assistant-8b/ lmi-vllm serve",
+                "lmi-vllm serve --model-store DIR      # a folder with a serving.properties",
+            ),
+        ),
         "explain": Verb(
             "show every option, where its value came from and what it becomes",
             "lmi_vllm.commands.explain",
+            (
+                "lmi-vllm explain --model-store DIR --gpus 4",
+                "OPTION_QUANTIZE=fp8 lmi-vllm explain acme/assistant-8b --all",
+            ),
         ),
         "bench": Verb(
-            "put load on an endpoint and report the figures", "lmi_vllm.features.bench.command"
+            "put load on an endpoint and report the figures",
+            "lmi_vllm.features.bench.command",
+            (
+                "lmi-vllm bench http://localhost:8080 -n 100 -c 8",
+                "lmi-vllm bench http://localhost:8080 --rate 5 --duration 60 --json figures.json",
+            ),
         ),
-        "fetch": Verb("download a model", "lmi_vllm.features.fetch.command"),
+        "fetch": Verb(
+            "download a model",
+            "lmi_vllm.features.fetch.command",
+            ("lmi-vllm fetch acme/assistant-8b --to /models/assistant-8b",),
+        ),
         "migrate": Verb(
             "turn an LMI, TGI or vllm serve configuration into ours",
             "lmi_vllm.features.migrate.command",
+            (
+                "lmi-vllm migrate serving.properties",
+                "lmi-vllm migrate deployment.yaml --format environment",
+                "lmi-vllm migrate -- acme/assistant-8b --max-model-len 8192    # of vllm serve",
+            ),
         ),
         "validate": Verb(
             "explain, and check the settings against the model",
             "lmi_vllm.features.validate.command",
+            (
+                "lmi-vllm validate acme/assistant-8b --gpus 1 --device-memory 24",
+                "lmi-vllm validate --config DIR --device-memory 24    # without the hub",
+            ),
+        ),
+        "completion": Verb(
+            "print a script that completes verbs and flags in bash or zsh",
+            "lmi_vllm.commands.completion",
+            ('eval "$(lmi-vllm completion bash)"    # also as a line of ~/.bashrc',),
         ),
     }
 )
@@ -78,6 +119,8 @@ def main(arguments: list[str] | None = None) -> None:
             _set_variables(words[1:])
         parsed = parse(words)
         run = importlib.import_module(VERBS[parsed.verb].module).run
+        if parsed.verb == "completion":
+            parsed.parsers = {name: verb_parser(name) for name in VERBS}
         code = run(parsed, MappingProxyType(dict(os.environ)), _made_for(parsed.verb))
     except LmiError as error:
         fail(error.text)
@@ -119,8 +162,7 @@ def parse(words: list[str]) -> argparse.Namespace:
     chosen = next((word for word in words if word in VERBS), None)
     vllm_words: list[str] | None = None
     for name, verb in VERBS.items():
-        summary = verb.summary
-        own = named.add_parser(name, help=summary, description=summary.capitalize() + ".")
+        own = named.add_parser(name, help=verb.summary, **_shown(verb))
         if name == chosen:
             importlib.import_module(verb.module).add_arguments(own, _made_for(name))
             if own.get_default("vllm_words") is not None:
@@ -129,6 +171,24 @@ def parse(words: list[str]) -> argparse.Namespace:
     if vllm_words is not None:
         parsed.vllm_words = vllm_words
     return parsed
+
+
+def verb_parser(name: str) -> argparse.ArgumentParser:
+    """Return the parser of one verb, with all its flags."""
+    verb = VERBS[name]
+    parser = argparse.ArgumentParser(prog=f"lmi-vllm {name}", **_shown(verb))
+    importlib.import_module(verb.module).add_arguments(parser, _made_for(name))
+    return parser
+
+
+def _shown(verb: Verb) -> dict[str, Any]:
+    """Return what `--help` says of a verb around its flags."""
+    examples = "\n".join(f"  {line}" for line in verb.examples)
+    return {
+        "description": f"{verb.summary.capitalize()}.",
+        "epilog": f"examples:\n{examples}\n\n{_WHERE_OPTIONS_ARE_SET}",
+        "formatter_class": argparse.RawDescriptionHelpFormatter,
+    }
 
 
 def _split_words(words: list[str], parser: argparse.ArgumentParser) -> tuple[list[str], list[str]]:

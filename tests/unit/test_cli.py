@@ -1,13 +1,16 @@
 """The command line as a shell starts it."""
 
 import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from lmi_vllm.cli import VERBS, drop_additions, main
+from lmi_vllm.cli import VERBS, drop_additions, main, parse, verb_parser
+from lmi_vllm.commands.completion import script
 
 COMMANDS = {
     "no stdout": ("explain --demo --offline >&-", 0, ""),
@@ -49,7 +52,7 @@ def test_no_verb_shows_the_verbs(capsys: pytest.CaptureFixture[str]) -> None:
         main([])
     assert ended.value.code == 0
     shown = capsys.readouterr().out
-    assert all(f"\n    {verb} " in shown for verb in VERBS)
+    assert all(re.search(rf"\n    {verb}\s", shown) for verb in VERBS)
 
 
 def test_variables_are_set_before_their_library_is_imported() -> None:
@@ -115,3 +118,44 @@ def test_the_port_of_a_service_named_vllm_is_dropped(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("VLLM_PORT", "8123")
     drop_additions()
     assert os.environ["VLLM_PORT"] == "8123"
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_has_examples_that_are_understood(
+    verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They stand below the flags, with where options are set; each is parsed as typed."""
+    with pytest.raises(SystemExit) as ended:
+        main([verb, "--help"])
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    assert "Options are set by flags" in shown
+    for example in VERBS[verb].examples:
+        assert f"\n  {example}\n" in shown
+        words = shlex.split(example.removeprefix('eval "$(').replace(')"', ""), comments=True)
+        words = words[words.index("lmi-vllm") + 1 :]
+        assert words[0] == verb
+        assert parse(words).verb == verb
+
+
+TYPED = {
+    "a verb": (("ex",), "explain"),
+    "our flag": (("serve", "--vllm-d"), "--vllm-defaults"),
+    "a flag of vLLM's": (("serve", "acme/m", "--max-mo"), "--max-model-len"),
+    "values of a flag": (("explain", "--format", ""), "table json markdown"),
+    "values of a word": (("completion", "z"), "zsh"),
+    "a file, which the shell completes": (("serve", "m"), ""),
+    "another verb has no flags of vLLM's": (("fetch", "--max-mo"), ""),
+}
+
+
+@pytest.mark.parametrize(("words", "found"), TYPED.values(), ids=TYPED)
+def test_completion_in_bash(words: tuple[str, ...], found: str) -> None:
+    """The script is read by bash itself, which asks it as at a press of the key."""
+    asked = f"COMP_WORDS=(lmi-vllm {' '.join(map(shlex.quote, words))}); COMP_CWORD={len(words)}"
+    made = script({verb: verb_parser(verb) for verb in VERBS})
+    code = f'{made}\n{asked}; _lmi_vllm; echo "${{COMPREPLY[*]}}"'
+    done = subprocess.run(
+        ["bash", "--norc", "-uc", code], capture_output=True, check=False, text=True
+    )
+    assert (done.stdout, done.stderr) == (f"{found}\n", "")
