@@ -1,4 +1,4 @@
-"""LMI_SLEEP_LEVEL and LMI_SLEEP_AFTER_SECONDS: what they need of the engine (docs/startup.md)."""
+"""LMI_SLEEP_LEVEL and LMI_SLEEP_AFTER_SECONDS: what they need of the engine (docs/sleep.md)."""
 
 from dataclasses import dataclass
 
