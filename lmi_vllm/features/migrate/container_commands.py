@@ -1,4 +1,4 @@
-"""The words with which a container starts a server: of `command` and `args`, or of `docker run`."""
+"""The words that start a server: of `command` and `args`, `docker run`, a script or a unit."""
 
 import re
 import shlex
@@ -26,7 +26,10 @@ _SWITCHES: Final = re.compile(
 )
 _OF_DOCKERFILE: Final = re.compile(r"^\s*(ENTRYPOINT|CMD)\s+(.+)$", re.MULTILINE)
 _ENDS: Final = frozenset({";", "&&", "||", "|", "&", ">", "2>&1"})
-_REFERENCE: Final = re.compile(r"\$\((\w+)\)|\$\{(\w+)\}|\$(\w+)")
+_REDIRECTION: Final = re.compile(r"(\d|&)?[<>]")
+# The last two groups are the default of Compose and of a shell: ${NAME:-default}.
+_REFERENCE: Final = re.compile(r"\$\((\w+)\)|\$\{(\w+)\}|\$(\w+)|\$\{(\w+):?-([^}]*)\}")
+_UNIT_COMMAND: Final = re.compile(r"^\s*ExecStart=[-@:+!|]*")
 
 
 def commands_of(documents: list[Any], text: str) -> list[list[str]]:
@@ -34,7 +37,12 @@ def commands_of(documents: list[Any], text: str) -> list[list[str]]:
 
     TGI's launcher stays the first word. Commands of other programs are left out.
     """
-    words = [*_of_documents(documents)] or [*_of_docker_run(text)] or [_of_dockerfile(text)]
+    words = (
+        [*_of_documents(documents)]
+        or [*_of_docker_run(text)]
+        or [*filter(None, [_of_dockerfile(text)])]
+        or [*_of_script(text)]
+    )
     found = [server for one in words if (server := _server_words(one))]
     return [one for place, one in enumerate(found) if one not in found[:place]]
 
@@ -46,7 +54,8 @@ def with_values(
     missing: list[str] = []
 
     def value(match: re.Match[str]) -> str:
-        found = variables.get(match[1] or match[2] or match[3])
+        found = variables.get(match[1] or match[2] or match[3] or match[4])
+        found = match[5] if found is None else found
         if found is None:
             missing.append(match[0])
         return match[0] if found is None else found
@@ -92,6 +101,14 @@ def _of_docker_run(text: str) -> Iterator[list[str]]:
                 next(words, None)
 
 
+def _of_script(text: str) -> Iterator[list[str]]:
+    """The lines of a shell's script or of a unit of systemd that start a server by its name."""
+    for line in text.replace("\\\n", " ").split("\n"):
+        words = _split(_UNIT_COMMAND.sub("", line))
+        if (server := _named_server(words)) is not None:
+            yield [*(["vllm", "serve"] if server[:1] != [LAUNCHER] else []), *server]
+
+
 def _of_dockerfile(text: str) -> list[str]:
     """The last ENTRYPOINT, and the last CMD, each a list in JSON or a line of a shell."""
     parts: dict[str, list[str]] = {"ENTRYPOINT": [], "CMD": []}
@@ -105,14 +122,8 @@ def _server_words(words: list[str]) -> list[str]:
     """Return the model and flags of a command of vLLM's or TGI's server; none of another's."""
     if len(words) > 1 and "-c" in words[:-1] and " " in words[-1]:  # a shell's script
         words = _split(words[-1])
-    for place, word in enumerate(words):
-        name, following = word.rpartition("/")[2], words[place + 1 : place + 2]
-        if (name == "vllm" and following == ["serve"]) or (
-            word == "-m" and _API_SERVER in following
-        ):
-            return _until_the_end(words[place + 2 :])
-        if name == LAUNCHER:
-            return _until_the_end(words[place:])
+    if (named := _named_server(words)) is not None:
+        return named
     # The image's own entry point has the server's name.
     names = {word.partition("=")[0] for word in words}
     if "--model-id" in names:
@@ -121,6 +132,19 @@ def _server_words(words: list[str]) -> list[str]:
     return words if is_vllms and any(name.startswith("--") for name in names) else []
 
 
+def _named_server(words: list[str]) -> list[str] | None:
+    """Return what follows the name of a server; None where no word is one."""
+    for place, word in enumerate(words):
+        name, following = word.rpartition("/")[2], words[place + 1 : place + 2]
+        if (name == "vllm" and following == ["serve"]) or (
+            word == "-m" and _API_SERVER in following
+        ):
+            return _until_the_end(words[place + 2 :])
+        if name == LAUNCHER:
+            return _until_the_end(words[place:])
+    return None
+
+
 def _until_the_end(words: list[str]) -> list[str]:
-    end = next((place for place, word in enumerate(words) if word in _ENDS), len(words))
-    return words[:end]
+    ends = (at for at, word in enumerate(words) if word in _ENDS or _REDIRECTION.match(word))
+    return words[: next(ends, len(words))]

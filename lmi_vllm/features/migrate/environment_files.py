@@ -6,7 +6,8 @@ a value that the file does not hold: of a secret, or of an expression.
 
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final
 
@@ -48,6 +49,7 @@ _ENTRY: Final = re.compile(
     r"""(?:^|[{,])\s*["']?([A-Z][A-Z0-9_]*)["']?\s*[:=]\s*("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|[^,\n}]+)""",
     re.MULTILINE,
 )
+_ASSIGNMENT: Final = re.compile(r"[A-Z][A-Za-z0-9_.]*=")
 _LINE: Final = re.compile(r"(export )?[A-Z][A-Za-z0-9_.]*=")
 
 
@@ -217,11 +219,42 @@ def _from_plain_lines(text: str) -> Variables:
     """Variables of a file in which every line is one."""
     lines = [line.strip() for line in text.split("\n")]
     given = [line for line in lines if line and not line.startswith("#")]
-    return _from_lines(text) if all(map(_LINE.match, given)) else {}
+    is_plain = all(map(_LINE.match, given)) and not commands_of([], text)  # `A=b vllm serve …`
+    return _from_lines(text) if is_plain else {}
+
+
+def _from_unit(text: str) -> Variables:
+    """Variables of `Environment=NAME=value "NAME=value"` in a unit of systemd."""
+    if not re.search(r"^\[Service\]", text, re.MULTILINE):
+        return {}
+    given = re.findall(r"^\s*Environment=(.*)", text.replace("\\\n", " "), re.MULTILINE)
+    return _assigned(word for line in given for word in _shell_words(line))
+
+
+def _from_script(text: str) -> Variables:
+    """Variables of a shell's script: `export NAME=value`, and those before a command."""
+    found: Variables = {}
+    for line in text.replace("\\\n", " ").split("\n"):
+        words = _shell_words(line)
+        words = words[1:] if words[:1] == ["export"] else words
+        found |= _assigned(takewhile(_ASSIGNMENT.match, words))
+    return found
+
+
+def _shell_words(text: str) -> list[str]:
+    try:
+        return shlex.split(text, comments=True)
+    except ValueError:
+        return []
+
+
+def _assigned(words: Iterable[str]) -> Variables:
+    pairs = (word.partition("=") for word in words)
+    return {name: None if value[:1] == "(" else value for name, _, value in pairs}  # an array
 
 
 def _from_lines(text: str) -> Variables:
-    """Variables of NAME=value lines, as of `docker --env-file` or a shell."""
+    """Variables of NAME=value lines, as of `docker --env-file`."""
     lines = (line.strip().removeprefix("export ") for line in text.split("\n"))
     pairs = (line.partition("=") for line in lines if line and not line.startswith("#"))
     return {
@@ -242,10 +275,11 @@ def _unquoted(value: str) -> str:
 _FORMS: Final[tuple[Callable[[str], Variables], ...]] = (
     _from_plain_lines,
     from_notebook,
+    _from_unit,
     _from_document,
     _from_command,
     _from_dockerfile,
     from_python,
     _from_blocks,
-    _from_lines,
+    _from_script,
 )

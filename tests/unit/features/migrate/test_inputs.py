@@ -198,6 +198,14 @@ COMMANDS = {
     "args: [/models/x, --max-model-len, '64']\n":
         {"option.model_id": "/models/x", "option.max_model_len": "64"},
     "command: [text-generation-launcher]\nargs: [--model-id, acme/x, --num-shard, '2']\n": TGI_S,
+    "services:\n  s:\n    command: --model ${MODEL:-acme/x} --max-model-len ${LENGTH-64}\n": VLLM_S,
+    "#!/bin/sh\nexport CUDA_VISIBLE_DEVICES=0\nnohup vllm serve acme/x \\\n  --max-model-len 64 "
+    "> log 2>&1 &\n": VLLM_S,
+    "python3 -m vllm.entrypoints.openai.api_server --model acme/x --max-model-len 64 | tee x\n":
+        VLLM_S,
+    "text-generation-launcher --model-id acme/x --num-shard 2 2>log\n": TGI_S,
+    "[Service]\nEnvironment=HF_HOME=/x\nExecStart=-/opt/bin/vllm serve acme/x --max-model-len 64\n":
+        VLLM_S,
 }  # fmt: skip
 
 
@@ -211,6 +219,27 @@ def test_arguments_of_a_command_are_read(
     code, document = run(capsys, str(file))
     assert (code, document["refused"]) == (0, [])
     assert COMMANDS[text].items() <= document["properties"].items()
+
+
+SCRIPTS = {
+    "CUDA_VISIBLE_DEVICES=0 exec vllm serve acme/x\n": {"CUDA_VISIBLE_DEVICES": "0"},
+    "export HF_HOME=/x VLLM_PORT=1\nvllm serve acme/x\n": {"HF_HOME": "/x", "VLLM_PORT": "1"},
+    '[Service]\nEnvironment=HF_HOME=/x VLLM_PORT=1\nEnvironment="RAY_X=a b"\nRestart=always\n'
+    "ExecStart=/bin/vllm serve acme/x\n": {"HF_HOME": "/x", "VLLM_PORT": "1", "RAY_X": "a b"},
+    "ARGS=(--port 1)\nHF_HOME=/x\nvllm serve acme/x\n": {"ARGS": None, "HF_HOME": "/x"},
+    "config = LLMConfig(\n    engine_kwargs=dict(tensor_parallel_size=2),\n)\n": {},
+}
+
+
+@pytest.mark.parametrize("text", SCRIPTS)
+def test_variables_of_scripts_are_those_of_the_shell(text: str, tmp_path: Path) -> None:
+    """A command behind a variable was its value, and a second line of a unit hid the first.
+
+    Statements of Python are no variables.
+    """
+    file = tmp_path / "file"
+    file.write_text(text)
+    assert read_environment(str(file)) == SCRIPTS[text]
 
 
 @pytest.mark.parametrize(
