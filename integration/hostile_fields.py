@@ -188,3 +188,37 @@ def test_reasoning_that_the_parser_cannot_read_is_refused(
     assert answer.status == 400
     assert "reasoning parser" in answer.json()["error"]["message"]
     assert stream.rest() == alone
+
+
+@pytest.mark.parametrize("name", ["kwargs_data", "mm_metadata"])
+@pytest.mark.parametrize("packed", ["AAAA", "", "kA==", "gaFhAQ==", "\u00e9", "!"])
+def test_media_that_are_no_packed_tensors_are_refused_by_name(
+    server: RunningServer, name: str, packed: str
+) -> None:
+    """Some were 500, "'int' object has no attribute 'items'", and no answer named the field."""
+    features = {**PICTURE, name: {"image": [packed]}}
+    body = generated(None, features=features, ec_transfer_params={"x": 1})
+    answer = call(server.url, GENERATE, body)
+    assert answer.status == 400
+    assert answer.json()["error"]["message"].startswith(f"features.{name}.image[0]: ")
+
+
+KINDS = ["NaN", 3, [], True, {"json": 3}, {"regex": ["a"]}, {"choice": "a"}, {"grammar": 1}]
+
+
+@pytest.mark.parametrize("path", [LMI, COMPLETIONS, CHAT, f"{CHAT}/render"])
+@pytest.mark.parametrize("given", KINDS, ids=str)
+def test_constraint_of_a_wrong_kind_is_refused_by_name(
+    server: RunningServer, path: str, given: object
+) -> None:
+    """It said "'str' object has no attribute 'get'", or named a class of vLLM's."""
+    base: dict[str, Any] = TALK if "chat" in path else {"prompt": "x"}
+    body = {**base, "structured_outputs": given}
+    answer = call(server.url, path, parameters(structured_outputs=given) if path == LMI else body)
+    assert answer.status == (424 if path == LMI else 400)
+    field = f"structured_outputs.{next(iter(given))}" if isinstance(given, dict) else (
+        "structured_outputs: expected an object"
+    )  # fmt: skip
+    assert field in answer.body.decode()
+    assert "object has no attribute" not in answer.body.decode()
+    assert "StructuredOutputsParams" not in answer.body.decode()

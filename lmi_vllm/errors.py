@@ -44,7 +44,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import ClassVar, Final, Self
 
-from lmi_vllm.masked_urls import mask_answer
+from lmi_vllm.masked_urls import MOST_SHOWN, shown
 
 
 class Fault(StrEnum):
@@ -99,6 +99,7 @@ class LmiError(Exception):
     """Base of all our errors; its text is for the person who caused the error."""
 
     fault: ClassVar[Fault] = Fault.ENGINE
+    most_shown: ClassVar[int] = MOST_SHOWN
 
     @property
     def kind(self) -> str:
@@ -107,8 +108,8 @@ class LmiError(Exception):
 
     @property
     def text(self) -> str:
-        """The text for the client or the operator, without secrets in URLs."""
-        return mask_answer(str(self))
+        """The text for the client or the operator: no secrets in URLs, no field of megabytes."""
+        return shown(str(self), self.most_shown)
 
     def __reduce__(self) -> tuple[object, ...]:
         """Support pickling between processes: constructors here take other arguments than texts."""
@@ -125,6 +126,8 @@ def _restored(
 
 class StartupError(LmiError):
     """The server cannot start."""
+
+    most_shown = 8 * MOST_SHOWN  # all problems of a configuration
 
 
 class ConfigurationError(StartupError):

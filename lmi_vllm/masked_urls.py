@@ -1,10 +1,10 @@
-"""URLs as they may be shown: without logins and signatures."""
+"""Texts as they may be shown: no logins or signatures of URLs, and no whole field of a request."""
 
 import re
 from typing import Final
 
 MASK: Final = "***"
-_ANSWERED: Final = 8 << 10  # characters of an answer: looking for logins in more takes too long
+MOST_SHOWN: Final = 8 << 10  # characters of an answer; looking for logins in 20 MB takes a minute
 # Up to the last @ before the path; or over a slash in a password (the bound keeps long lines fast),
 # where what follows the colon is no port.
 _URL_LOGIN: Final = re.compile(
@@ -24,6 +24,13 @@ def mask_urls(text: str) -> str:
     return _URL_SIGNATURE.sub(rf"\1{MASK}", text) if "?" in text or "&" in text else text
 
 
-def mask_answer(text: str) -> str:
-    """The text of an error, which may repeat much of a request, with URLs at its begin masked."""
-    return mask_urls(text[:_ANSWERED]) + text[_ANSWERED:]
+def shown(text: str, most: int = MOST_SHOWN) -> str:
+    """The text of an error, which may repeat a field of any size: masked, without its middle."""
+    if len(text) <= most:
+        return mask_urls(text)
+    tail = most // 4
+    head = most - tail
+    left_out = len(text) - most
+    # What is masked may begin before the tail.
+    end = mask_urls(text[-2 * tail :])[-tail:]
+    return f"{mask_urls(text[:head])} ... ({left_out} characters are left out) ... {end}"

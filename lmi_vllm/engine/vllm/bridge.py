@@ -53,7 +53,7 @@ from lmi_vllm.errors import (
     LmiError,
     RequestError,
 )
-from lmi_vllm.masked_urls import mask_answer
+from lmi_vllm.masked_urls import MOST_SHOWN, shown
 from lmi_vllm.messages import (
     AdapterRef,
     HttpCall,
@@ -256,8 +256,8 @@ class Bridge:
             await exchange.aclose()
             raise EngineDeadError
         if reply.status >= HTTPStatus.BAD_REQUEST and reply.stream is None:
-            shown = mask_answer(reply.body.decode(errors="replace")).encode()
-            return reply if shown == reply.body else replace(reply, body=shown)
+            body = shown_body(reply.body)
+            return reply if body == reply.body else replace(reply, body=body)
         return reply
 
     def with_own_name(self, reply: OpenAIReply, adapter: AdapterRef | None) -> OpenAIReply:
@@ -289,6 +289,23 @@ def _same_root_logger() -> Iterator[None]:
         root.handlers[:] = [handler for handler, _ in handlers]
         for handler, own_level in handlers:
             handler.setLevel(own_level)
+
+
+def shown_body(body: bytes) -> bytes:
+    """Return the body of an error; one with a field of the request is still what it was, JSON."""
+    text = body.decode(errors="replace")
+    if len(text) > MOST_SHOWN:
+        with contextlib.suppress(ValueError, RecursionError):
+            return json.dumps(_shown_texts(json.loads(text)), separators=(",", ":")).encode()
+    return shown(text).encode()
+
+
+def _shown_texts(value: Any) -> Any:
+    if isinstance(value, str):
+        return shown(value)
+    if isinstance(value, dict):
+        return {shown(name): _shown_texts(one) for name, one in value.items()}
+    return [_shown_texts(one) for one in value] if isinstance(value, list) else value
 
 
 async def _unreadable(_: Request, error: Exception) -> Response:

@@ -121,12 +121,32 @@ class JobRunner:
         values |= job.sampling
         constraint = values.get("structured_outputs")
         if isinstance(constraint, Mapping):
-            values["structured_outputs"] = StructuredOutputsParams(**constraint)
+            values["structured_outputs"] = _constraint(constraint)
         values["output_kind"] = (
             RequestOutputKind.DELTA if job.is_streaming else RequestOutputKind.FINAL_ONLY
         )
         values["skip_clone"] = True  # made for this job alone; vLLM says so of OpenAI's, too
         return SamplingParams(**values)
+
+
+def _constraint(given: Mapping[str, Any]) -> StructuredOutputsParams:
+    """Return the constraint of a request.
+
+    Raises:
+        PayloadError: one of its fields is of another kind; each is named.
+    """
+    try:
+        return StructuredOutputsParams(**given)
+    except ValueError as error:
+        details = getattr(error, "errors", None)  # of pydantic's; one of vLLM's names its fields
+        if details is None:
+            raise
+        # A field that may be of several kinds has an error for each.
+        problems = [f"{item['loc'][0]}: {item['msg']}" for item in details()]
+        text = "; ".join(f"parameters.structured_outputs.{one}" for one in problems)
+        raise PayloadError(text) from error
+    except TypeError as error:  # a name that is none of its fields
+        raise PayloadError(f"parameters.structured_outputs: {error}") from error
 
 
 def end_tokens(generation: Mapping[str, Any], tokenizer: Any) -> frozenset[int]:

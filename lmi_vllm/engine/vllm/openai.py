@@ -22,7 +22,7 @@ from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 
 from lmi_vllm.engine.base import DirectEvents
 from lmi_vllm.engine.vllm.asgi import raw_headers
-from lmi_vllm.engine.vllm.bridge import Bridge
+from lmi_vllm.engine.vllm.bridge import Bridge, shown_body
 from lmi_vllm.engine.vllm.names import LoRARequest, VllmEngineDeadError, create_error_response
 from lmi_vllm.engine.vllm.outputs import DirectTexts, EngineOutputs
 from lmi_vllm.errors import EngineDeadError, EngineFailureError, RequestError
@@ -173,7 +173,8 @@ class VllmOpenAI:
 
 
 def _error(found: ErrorResponse) -> OpenAIReply:
-    return _json_reply(JSONResponse(found.model_dump(), found.error.code))
+    reply = _json_reply(JSONResponse(found.model_dump(), found.error.code))
+    return replace(reply, body=shown_body(reply.body))
 
 
 def _reply(result: Any, texts: DirectTexts | None) -> OpenAIReply:

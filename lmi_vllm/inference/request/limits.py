@@ -36,6 +36,9 @@ _CONVERSATIONS: Final = ("messages", "system")
 _MIXED: Final = (
     "input", "inputs", "documents", "queries", "items", "text_1", "text_2", "data_1", "data_2"
 )  # fmt: skip
+# Lists in which vLLM's models take no number: each is an error of 20 us.
+_NO_TOKEN_IDS: Final = frozenset({"documents", "include", "messages", "tools", "metadata"})
+_CONSTRAINTS: Final = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 _GRAMMARS: Final = (
     "structured_outputs", "response_format", "grammar",
     "guided_json", "guided_regex", "guided_choice", "guided_grammar",
@@ -130,6 +133,8 @@ def _tokenizing(template: object) -> Iterator[str]:
 
 
 def _large_grammars(given: Mapping[str, Any], limits: RequestLimits) -> Iterator[str]:
+    if not isinstance(given.get("structured_outputs"), dict | None):  # vLLM's models fail on it
+        yield f"structured_outputs: expected an object with one of {', '.join(_CONSTRAINTS)}"
     tools = 0
     for name, value in _grammars(given):
         if (size := _size(value)) > limits.max_grammar_size:
@@ -183,10 +188,13 @@ def _message_count(value: object) -> int:
 def _excess_of_values(name: str, value: Any) -> str:
     """Return what it has too much of for vLLM's models, parsers and templates: levels or values."""
     most = MAX_TOOLS_VALUES if name == "tools" else MAX_FIELD_VALUES
-    level, left = [value], most
+    level, left, has_ids = [value], most, name not in _NO_TOKEN_IDS
     with contextlib.suppress(RecursionError):  # of arguments
         for _ in range(MAX_DEPTH):
-            others = (each for each in level if {*map(type, each)} != {int} or min(each) < 0)
+            others = (
+                each for each in level
+                if not has_ids or {*map(type, each)} != {int} or min(each) < 0
+            )  # fmt: skip
             left -= sum(map(len, others))
             if left < 0:
                 return f"at most {most} values beside token ids"

@@ -171,6 +171,21 @@ BOUNDS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"vllm_xargs": {"a": [[1] * 40_000, ["x"] * 32_765], "b": 1}},
         "vllm_xargs: at most 32768 values beside token ids",
     ),
+    "a constraint that is a text": (
+        {"structured_outputs": None},
+        {"structured_outputs": "NaN"},
+        "structured_outputs: expected an object with one of json, regex",
+    ),
+    "a constraint that is a list": (
+        {"structured_outputs": {}},
+        {"structured_outputs": []},
+        "structured_outputs: expected an object with one of json, regex",
+    ),
+    "numbers where no token ids are": (
+        {"include": [1] * 32_768},
+        {"include": [1] * 32_769},
+        "include: at most 32768 values beside token ids",
+    ),
     "token ids that are none": (
         {"prompt": [-1] * 32_768},
         {"prompt": [1] * 70_000 + [-1]},

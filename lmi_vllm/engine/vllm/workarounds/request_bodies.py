@@ -11,17 +11,23 @@ Batches of chats: its documentation says that `stream` must be false or absent, 
 not check it. Their `response_format`, and that of prompts that are only rendered, may have the form
 of TGI, whose `value` vLLM drops. On the other routes it is read (`inference/request/tgi.py`).
 
+Media as tensors (`features` of /inference/v1/generate) are texts that vLLM unpacks. One that holds
+something else is an error of the server there, and no error names the field.
+
 Upstream: not reported that we know of.
 Releases: 0.31 and later.
 Shows: a body of 2 MB of wrong items blocks the event loop for minutes. A batch of chats with
     `stream` is 200 with the ends of the answers. Without a parser a response with `tool_choice`
-    "required" is 200 with a text.
+    "required" is 200 with a text. `kwargs_data` of "AAAA" is 500, "'int' object has no attribute
+    'items'".
 May go: when test_plain_vllm_tries_a_wrong_item_as_each_kind,
-    test_plain_vllm_takes_a_batch_of_chats_that_is_to_be_streamed and
-    test_plain_vllm_answers_a_forced_call_with_text fail.
+    test_plain_vllm_takes_a_batch_of_chats_that_is_to_be_streamed,
+    test_plain_vllm_answers_a_forced_call_with_text and
+    test_plain_vllm_unpacks_media_to_anything fail.
 """
 
 import asyncio
+import importlib
 import json
 from typing import Any, Final
 
@@ -33,6 +39,8 @@ from lmi_vllm.messages import HttpCall
 _ITEMS_AT_ONCE: Final = 64  # wrong ones: 0.03 s
 _KEPT: Final = ("response_store", "msg_store", "event_store")  # of the handler, by ids
 _UNREAD: Final = (AttributeError, LookupError, RecursionError, TypeError)  # of vLLM's validators
+_PACKING: Final = "vllm.entrypoints.scale_out.token_in_token_out.mm_serde"
+_PACKED: Final = ("kwargs_data", "mm_metadata")  # of `features`: a list of texts for each modality
 
 
 async def check_body(call: HttpCall, conversation: Any, responses: Any) -> None:
@@ -110,6 +118,29 @@ async def _check_batch(payload: dict[str, Any], *_: Any) -> None:
     await _check_format(payload)
 
 
+async def _check_features(payload: dict[str, Any], *_: Any) -> None:
+    """Unpack what vLLM will unpack, in a thread: it may be of megabytes."""
+    features = payload.get("features")
+    if isinstance(features, dict) and (problem := await asyncio.to_thread(_not_media, features)):
+        raise RequestError(problem)
+
+
+def _not_media(features: dict[str, Any]) -> str:
+    """Return which text is no item of media; empty if all are, or vLLM's models refuse the rest."""
+    unpack = importlib.import_module(_PACKING).decode_mm_kwargs_item
+    for name in _PACKED:
+        lists = features.get(name)
+        for kind, packed in lists.items() if isinstance(lists, dict) else ():
+            for number, text in enumerate(packed if isinstance(packed, list) else ()):
+                try:
+                    if isinstance(text, str):
+                        unpack(text).get_data()
+                except (ValueError, ArithmeticError, RuntimeError, *_UNREAD) as error:
+                    place = f"features.{name}.{kind}[{number}]"
+                    return f"{place}: it is no packed item of media: {error}"
+    return ""
+
+
 async def _check_format(payload: dict[str, Any], *_: Any) -> None:
     wanted = payload.get("response_format")
     if isinstance(wanted, dict) and wanted.get("value") is not None:
@@ -124,4 +155,5 @@ _CHECKS: Final = {
     ("POST", "/v1/chat/completions/batch"): _check_batch,
     ("POST", "/v1/chat/completions/render"): _check_format,
     ("POST", "/v1/completions/render"): _check_format,
+    ("POST", "/inference/v1/generate"): _check_features,
 }
