@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import resource
 import signal
 import time
 from collections.abc import Mapping
@@ -239,3 +240,15 @@ def test_error_rate_makes_health_fail_permanently(server_process: StartServer) -
     assert ping(url) == (503, {"status": "Healthy", "unhealthy": reason})
     assert call(url, "/invocations", {"inputs": "a"}).status == 200
     assert ping(url)[0] == 503
+
+
+@pytest.mark.parametrize("left", [1, 12, 40])
+def test_restart_without_open_files_has_a_reason(server_process: StartServer, left: int) -> None:
+    """ZeroMQ aborted the server (SIGABRT) where it found some, but too few; no line said why."""
+    server, _ = start(server_process, SERVING_RETRY_THRESHOLD="1")
+    pid = server.process.pid
+    most = psutil.Process(pid).num_fds() + left
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (most, most))
+    engine_of(server).kill()
+    assert server.wait_exit(60) == 1
+    assert f"the engine is not started: of {most} files" in server.stderr.splitlines()[-1]

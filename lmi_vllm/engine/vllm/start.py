@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from lmi_vllm.engine.base import EngineClient
 from lmi_vllm.engine.deaths import OomKills
+from lmi_vllm.engine.open_files import check_open_files
 from lmi_vllm.engine.vllm.async_llm import EngineSetup, LeadingAsyncLLM
 from lmi_vllm.engine.vllm.client_parts import EngineParts
 from lmi_vllm.engine.vllm.configuration import (
@@ -101,6 +102,7 @@ def start_vllm(
         ConfigurationError: the installed vLLM refuses an argument.
         EngineStartError: the engine did not come up; the text is the root cause.
     """
+    check_open_files()
     with _engine_folder() as folder, starting(arguments, folder.path / ERRORS) as is_cpu:
         if is_cpu:
             arguments = adjusted_for_cpu(arguments)
