@@ -109,14 +109,6 @@ def test_plain_vllm_takes_a_batch_of_chats_that_is_to_be_streamed() -> None:
     assert "Streaming is not supported" in str(type(request).__doc__)
 
 
-def test_plain_vllm_unpacks_media_to_anything() -> None:
-    """`request_bodies`: its handler takes what comes out for an item, and fails."""
-    from vllm.entrypoints.scale_out.token_in_token_out.mm_serde import decode_mm_kwargs_item
-
-    with pytest.raises(AttributeError, match="items"):
-        decode_mm_kwargs_item("AAAA")
-
-
 def test_plain_vllm_has_no_bound_for_texts_that_are_only_converted() -> None:
     """`text_lengths`: the renderer gets no limit from these routes."""
     from vllm.entrypoints.serve.tokenize.protocol import (
