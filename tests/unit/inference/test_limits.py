@@ -338,7 +338,7 @@ def test_values_of_a_body_are_counted_exactly() -> None:
 @pytest.mark.parametrize(
     "given",
     [
-        {"structured_outputs": "\ud800"},
+        {"structured_outputs": {"x": "\ud800"}},
         {"response_format": {"x": "\ud800"}},
         {"tools": [{"role": "\ud800"}]},
     ],
