@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final
 
 from lmi_vllm.config.settings import Settings
-from lmi_vllm.inference.lifecycle import Lifecycle, State
+from lmi_vllm.inference.lifecycle import STARTING, Lifecycle
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.server.context import ServerEvents
 from lmi_vllm.telemetry.log_handler import CLEAR, QueuedHandler, can_draw
@@ -49,7 +49,7 @@ async def draw(lifecycle: Lifecycle, handler: QueuedHandler) -> None:
     """
     turn, has_drawn = 0, False
     while True:
-        is_starting = lifecycle.state is State.PENDING
+        is_starting = lifecycle.state in STARTING
         if is_starting or has_drawn:
             turn += 1
             _, body = lifecycle.ping()
@@ -65,12 +65,12 @@ def in_words(body: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _status_in_words(status: Mapping[str, Any]) -> str:
-    words = [str(status.get("step") or status.get("phase") or "starting")]
+    words = [str(status.get("step") or status.get("phase") or status.get("status"))]
     for done, total, unit, name in _SHARES:
         if status.get(total):
             shares = [round((status.get(each) or 0) / unit, 1) for each in (done, total)]
             words.append(f"{shares[0]:g} of {shares[1]:g} {name}")
-    words.append(f"{status.get('elapsed_seconds', 0):.0f} s")
+    words.append(f"{status.get('elapsed_seconds') or status.get('seconds', 0):.0f} s")
     if status.get("seconds_left"):
         words.append(f"{status['seconds_left']:.0f} s left")
     return ", ".join(words)
