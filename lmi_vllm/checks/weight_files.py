@@ -6,7 +6,7 @@ The engine's own errors name no file, and some of them speak of memory.
 import json
 import re
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -24,6 +24,7 @@ _INDEX: Final = "model.safetensors.index.json"
 # vLLM makes one layer of several weights, and does not notice where one is not in the files.
 _OF_LAYER: Final = re.compile(r".*\.\d+\..*\.\w*weight\w*")
 _PART: Final = re.compile(r"(.*\.)(k_proj|v_proj|gate_proj)(\.\w*weight\w*)")
+_PART_OR_BESIDE: Final = re.compile(r"(.*\.)(k_proj|v_proj|gate_proj|up_proj)(\.\w*weight\w*)")
 # What is there beside a part. Some layers have queries or an up projection alone, and in Gemma 4
 # keys are the values as well.
 _BESIDE: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
@@ -38,6 +39,8 @@ _LAST: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "gate_proj": ("down_proj",),
     }
 )
+
+_NUMBER: Final = re.compile(r"(?<=\.)\d+(?=\.)")  # of a layer or an expert
 
 
 def weight_problems(folder: Path) -> Iterator[str]:
@@ -115,7 +118,7 @@ def _index_problems(folder: Path, found: list[Path]) -> Iterator[str]:
 def _missing_parts(folder: Path, files: list[Path], named: Iterable[str]) -> Iterator[str]:
     """Yield the first part of a layer that vLLM would fill with whatever is in memory."""
     try:
-        here = {name for file in files for name in read_tensors(file)}
+        here = {name: one.shape for file in files for name, one in read_tensors(file).items()}
     except (DamagedFileError, OSError):
         return  # said above, or left to the engine
     wanted = set(filter(_OF_LAYER.fullmatch, named))
@@ -124,6 +127,27 @@ def _missing_parts(folder: Path, files: list[Path], named: Iterable[str]) -> Ite
         before, part, after = match.groups()
         if any(before + last in modules for last in _LAST[part]):
             wanted.update(f"{before}{other}{after}" for other in _BESIDE[part])
-    if lost := sorted(wanted - here):
+    wanted |= _parts_of_others(here)
+    if lost := sorted(wanted - here.keys()):
         more = f" and {len(lost) - 1} more" if lost[1:] else ""
         yield f"{folder} lacks {lost[0]}{more}, a part of a layer: fetch the model again"
+
+
+def _parts_of_others(here: Mapping[str, Sequence[int]]) -> set[str]:
+    """Return the values and gates that other layers or experts of the same shapes have.
+
+    Layers without values have queries of another width than those with them (Gemma 4).
+    """
+    by_kind: dict[object, tuple[set[str], set[str]]] = {}
+    for match in filter(None, map(_PART_OR_BESIDE.fullmatch, here)):
+        before, part, after = match.groups()
+        kept = "v_proj" if part in ("v_proj", "k_proj") else "gate_proj"
+        last = next((one for one in _LAST[kept] if f"{before}{one}{after}" in here), "")
+        beside = [here.get(f"{before}{one}{after}") for one in (*_BESIDE[kept], last)]
+        if None not in beside:
+            kind = (_NUMBER.sub("*", before), kept, after, *map(tuple, filter(None, beside)))
+            have, all_of_kind = by_kind.setdefault(kind, (set(), set()))
+            all_of_kind.add(f"{before}{kept}{after}")
+            if part == kept:
+                have.add(f"{before}{kept}{after}")
+    return {name for have, all_of_kind in by_kind.values() if have for name in all_of_kind}
