@@ -16,6 +16,7 @@ from lmi_vllm.messages import DEFAULT_ORIGIN, Origin, OriginKind
 from lmi_vllm.translate.arguments import Translation
 from lmi_vllm.translate.draft import ExplainedNote, ExplainedRows
 
+_BUILT_IN: Final = "the built-in handler"
 _NO_MODEL: Final = (
     "no model found: serve would stop; set HF_MODEL_ID, option.model_id or --model-store"
 )
@@ -107,9 +108,10 @@ def _known(translation: Translation, defaults: ExplainedDefaults) -> list[Settin
 
 
 def _row(setting: Setting, translation: Translation, note: ExplainedNote) -> dict[str, object]:
+    is_built_in = setting.name == "entryPoint" and setting.is_set and setting.value is None
     return {
         "name": _name(setting),
-        "value": setting.shown_value,
+        "value": _BUILT_IN if is_built_in else setting.shown_value,
         "origin": str(setting.origin),
         "effect": str(setting.effect),
         "target": ", ".join(setting.targets),

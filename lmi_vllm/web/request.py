@@ -19,7 +19,12 @@ from lmi_vllm.messages import HttpRoute, RouteKind, ServingProfile
 from lmi_vllm.telemetry.observers import Telemetry
 from lmi_vllm.telemetry.records import RequestRecord, enter_record
 from lmi_vllm.web.connection import ClientTimeouts, WriteBatch
-from lmi_vllm.web.rerouting import CUSTOM_ATTRIBUTES, MakeRequest, rerouted
+from lmi_vllm.web.rerouting import (
+    CUSTOM_ATTRIBUTES,
+    MakeRequest,
+    rerouted,
+    without_last_slash,
+)
 
 _READS: Final = frozenset({"GET", "HEAD"})
 # Routes for a platform's probes, without a key.
@@ -219,6 +224,7 @@ def rerouting(make_request: MakeRequest) -> MakeRequest:
     """Return what makes requests out of messages, for the routes that they name."""
 
     def made(message: Any, *rest: Any) -> web.BaseRequest:
+        message = without_last_slash(message)
         if CUSTOM_ATTRIBUTES in message.headers:
             return rerouted(make_request, message, *rest)
         return make_request(message, *rest)

@@ -20,12 +20,28 @@ ORIGINAL: Final = web.RequestKey("original", str)
 _SOURCE: Final = "/invocations"
 # AWS's image separates attributes by commas, LMI by semicolons.
 _ROUTE: Final = re.compile(r"(?:^|[,;])\s*route\s*=\s*(/[^\s,;]*)", re.IGNORECASE)
+_WITH_SLASH: Final = re.compile(r"(/(?:ping|invocations|predictions/[^/?#]+))/((?:\?.*)?)")
 _KEPT: Final = "/%:@!$&'()*+=~"  # characters of a path; others are no part of a route of ours
 
 
 def without_route(attributes: str) -> str:
     """Return custom attributes without the one that names a route."""
     return _ROUTE.sub("", attributes).lstrip(" ,;") if "route" in attributes.lower() else attributes
+
+
+def without_last_slash(message: Any) -> Any:
+    """Return the message of a request for one of LMI's paths without a slash behind it.
+
+    LMI answers both, and vLLM redirects (InferenceRequestHandler.java; FastAPI's default). Clients
+    of SageMaker cannot follow.
+    """
+    if "/?" not in message.path and not message.path.endswith("/"):
+        return message
+    match = _WITH_SLASH.fullmatch(message.path)
+    if match is None:
+        return message
+    target = f"{match[1]}{match[2]}"
+    return message._replace(path=target, url=target_url(target))
 
 
 def rerouted(make_request: MakeRequest, message: Any, *rest: Any) -> web.BaseRequest:

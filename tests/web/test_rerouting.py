@@ -192,3 +192,27 @@ async def test_others_stay_as_they_are(serve: ServeScripted, path: str, attribut
     client = await serve()
     assert (await ask(client, attributes, {"inputs": "x"}, path))[0] == 200
     assert request_properties({HEADER: "route=blue"}) == {"route": "blue"}
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/invocations/", 200), ("/invocations/?model_name=lmi", 200), ("/predictions/lmi/", 200),
+        ("/invocations//", 404), ("/invocations/?model_name=other", 404), ("/predictions/", 404),
+        ("/generate/", 404), ("/v1/models/", 404),
+    ],
+)  # fmt: skip
+async def test_lmi_s_paths_may_end_with_a_slash(
+    serve: ServeScripted, path: str, status: int
+) -> None:
+    """LMI answers them, and vLLM redirects, which no client of SageMaker follows."""
+    answer = await (await serve()).post(path, json={"inputs": "x"})
+    assert answer.status == status
+
+
+async def test_a_slash_keeps_the_route_and_the_probe(serve: ServeScripted) -> None:
+    """`route=` counts behind it, and so does SageMaker's probe."""
+    client = await serve()
+    answer = await client.post("/invocations/", json=CHAT, headers={HEADER: "route=/nowhere"})
+    assert (answer.status, "route=/nowhere" in await answer.text()) == (404, True)
+    assert (await client.get("/ping/")).status == 200

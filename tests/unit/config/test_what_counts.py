@@ -124,3 +124,9 @@ def test_an_option_in_the_spelling_of_a_variable_is_named_for_the_file(
     """The advice was to write what was written."""
     (said,) = explained("OPTION_MAX_MODEL_LEN=64", {}).document["warnings"]
     assert said.endswith("write option.max_model_len")
+
+
+def test_the_built_in_handler_is_named(explained: ExplainRun) -> None:
+    """`null` looked as if the option had been lost."""
+    row = explained("", {"OPTION_ENTRYPOINT": "djl_python.huggingface"}).option("entryPoint")
+    assert row["value"] == "the built-in handler"
