@@ -41,7 +41,7 @@ async def test_routes_models_is_read_only(serve: ServeScripted) -> None:
     assert (await client.post("/v1/models")).status == 405
 
 
-UNKNOWN = ("/nothing", "/ping/", "/predictions", "/predictions/", "/invocations/x")
+UNKNOWN = ("/nothing", "/ping//", "/predictions", "/predictions/", "/invocations/x")
 UNKNOWN += ("/v1", "/v1/", "/v1/nothing", "/v2/models", "/cluster/x", "/workflows/x", "/ping/x")
 
 
