@@ -8,6 +8,7 @@ installed there, from where pip looks here, and all of `make test` is run.
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -20,6 +21,7 @@ from pathlib import Path
 import pytest
 
 from integration.client import call
+from tests.support.documentation import Block, Step, blocks_of, steps_of
 
 ROOT = Path(__file__).parent.parent
 ENVIRONMENT = Path(sys.prefix)
@@ -87,10 +89,14 @@ class Machine:
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
     """Return the machine; what it is lent is mounted read-only, or below a layer of its own."""
-    folder = tmp_path_factory.mktemp("bare")
-    machine = _debian(folder)
+    return _with_environment(_debian(tmp_path_factory.mktemp("bare")))
+
+
+def _with_environment(machine: Machine) -> Machine:
+    """Lend the packages of this environment, below a layer of the machine's own."""
+    folder = machine.root.parent
     for name in ("upper", "work"):
-        (folder / name).mkdir()
+        (folder / name).mkdir(exist_ok=True)
     layers = f"lowerdir={ENVIRONMENT},upperdir={folder / 'upper'},workdir={folder / 'work'}"
     _lend(machine.root, [(str(ENVIRONMENT), f"-t overlay -o {layers} x")])
     stamp = machine.run("python3", "-c", STAMP)
@@ -103,6 +109,23 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
 def empty_machine(tmp_path: Path) -> Machine:
     """Return a machine that has Python, and the packages that pip finds here, not yet installed."""
     return with_packages(tmp_path, Release())
+
+
+@pytest.fixture
+def debian_machine(tmp_path: Path) -> Machine:
+    """Return a machine with the distribution's own Python over the packages that are lent."""
+    machine = _debian(tmp_path, Release(packages=f"{PACKAGES},curl"))
+    own = ".".join(map(str, sys.version_info[:2]))
+    if not (machine.root / f"usr/bin/python{own}").exists():
+        pytest.skip(f"the distribution has no Python {own}, for which the packages are")
+    programs = tmp_path / "upper" / "bin"
+    programs.mkdir(parents=True)
+    for name in ("python", "python3"):
+        (programs / name).symlink_to("/usr/bin/python3")
+    (programs / "lmi-vllm").write_text('#!/bin/sh\nexec python -m lmi_vllm "$@"\n')
+    (programs / "lmi-vllm").chmod(0o755)
+    (tmp_path / "upper" / "pyvenv.cfg").write_text("home = /usr/bin\n")
+    return _with_environment(replace(machine, python=f"{ENVIRONMENT}/bin:/usr/bin"))
 
 
 def with_packages(folder: Path, release: Release) -> Machine:
@@ -241,6 +264,30 @@ def test_both_commands_run_on_a_bare_machine(empty_machine: Machine, tmp_path: P
     OUTPUT.write_text(done.stdout + done.stderr, encoding="utf-8")
     assert done.returncode == 0, f"see {OUTPUT}: {done.stdout[-6000:]}"
     print(done.stdout[-3000:])
+
+
+def test_every_command_of_readme_runs(debian_machine: Machine, tmp_path: Path) -> None:
+    """As an ordinary user, with the distribution's Python: what is shown is what is printed."""
+    version = debian_machine.run("python", "-c", "import sys; print(sys.base_prefix)")
+    assert version.stdout == "/usr\n"
+    count = 0
+    with serving(debian_machine, tmp_path) as url:
+        for block in (one for one in blocks_of("README.md") if one.is_run):
+            steps = [*steps_of(block)] if block.language == "console" else _targets(block)
+            for step in steps:
+                command = step.command.replace("http://", "").replace("localhost:8080", url[7:])
+                done = debian_machine.run("bash", "-uc", command)
+                assert not done.returncode, (command, done.stdout, done.stderr)
+                parts = map(re.escape, step.shown.strip().split("..."))
+                assert re.fullmatch(".*".join(parts), done.stdout.strip(), re.DOTALL), command
+                count += 1
+    assert count >= 5
+
+
+def _targets(block: Block) -> list[Step]:
+    """Return the targets of make that a block names; other tests run them."""
+    lines = [line.partition("#")[0].strip() for line in block.text.splitlines()]
+    return [Step(line.replace("make ", "make -n ", 1), "...") for line in lines if line]
 
 
 def test_missing_library_of_vllm_is_named(machine: Machine) -> None:
