@@ -58,6 +58,8 @@ class StartProgress:
         self._now = now
         self._began = now()
         self._engine_began: float | None = None
+        self._is_repeated = False  # an engine's start in a process that has imported all
+        self._last_seconds = 0.0  # of the last such start
         self._phases, self._steps = Laps(now), Laps(now)
         self._phases.enter(self.phase)
 
@@ -109,17 +111,26 @@ class StartProgress:
         """Keep the figures of a running download; may be called from any thread."""
         self.progress = self.download = progress
 
+    @property
+    def seconds_left(self) -> float:
+        """Seconds that a restarted engine needs if it takes as long as the last one; 0: unknown."""
+        if not (self.is_running and self._is_repeated):
+            return 0.0
+        return max(0.0, self._last_seconds - self.elapsed_seconds)
+
     def restart(self) -> None:
         """Restart the clock, at the engine phase."""
-        self.is_running = True
+        self.is_running = self._is_repeated = True
         self._began = self._engine_began = self._now()
         self._phases.clear()
         self._steps.clear()
         self.phase, self.step, self.progress = Phase.ENGINE, "", _NOTHING
         self._phases.enter(self.phase)
 
-    def end(self) -> None:
+    def end(self, *, is_ready: bool = False) -> None:
         """Stop the clock at the end of the start, successful or not."""
+        if is_ready and self.is_running and self._is_repeated:
+            self._last_seconds = self.elapsed_seconds
         self.is_running = False
         self._phases.enter("")
         self._end_step()
@@ -243,7 +254,7 @@ class Lifecycle:
         """Enter `state`; after draining or failed the server is never healthy again."""
         if self.state not in (State.DRAINING, State.FAILED) or state is State.FAILED:
             if self.state in STARTING:
-                self.start.end()
+                self.start.end(is_ready=state is State.HEALTHY)
             self._enter(state, is_resting=is_resting)
             self._was_ready = self._was_ready or state is State.HEALTHY
             for on_state in self.on_state:
@@ -282,6 +293,8 @@ class Lifecycle:
             if self.start.step and self.start.phase is Phase.ENGINE:
                 entry["step"] = self.start.step
             entry["elapsed_seconds"] = round(self.start.elapsed_seconds, 1)
+            if left := round(self.start.seconds_left, 1):
+                entry["seconds_left"] = left
             entry |= self.start.progress
         entry |= self.ping_details
         is_fine = self.is_ready

@@ -24,7 +24,7 @@ class Rest:
         self.lifecycle = lifecycle
         self.wait_seconds = WAKE_SECONDS
         self.wake_seconds = 0.0  # that the last waking took; 0 before there was one
-        self.level = ""  # LMI_SLEEP_LEVEL
+        self.level = STOP  # LMI_SLEEP_LEVEL
         self.asked = asyncio.Event()  # a call asks for sleep
         self.begun = asyncio.Event()  # the memory is given back
         self.wanted = asyncio.Event()  # by a request or a call

@@ -157,3 +157,36 @@ def test_lifecycle_notifies_its_subscribers() -> None:
     for state in (State.UNHEALTHY, State.DRAINING, State.HEALTHY):
         made.set_state(state)
     assert seen == [State.UNHEALTHY, State.DRAINING]
+
+
+def test_restart_says_what_is_left_by_the_last_one() -> None:
+    """The first start, which imports vLLM, is no measure; nor is one that failed."""
+    clock = [100.0]
+    model = Lifecycle("m", now=lambda: clock[0])
+
+    def left(*, after: float, end: State) -> object:
+        clock[0] += after
+        shown = model.ping()[1]["m"].get("seconds_left")
+        clock[0] += 1
+        model.set_state(end)
+        return shown
+
+    assert left(after=50, end=State.HEALTHY) is None
+    model.begin_waking(is_start=True)
+    assert left(after=9, end=State.PENDING) is None
+    model.begin_restart()
+    assert left(after=7, end=State.HEALTHY) is None
+    model.begin_waking(is_start=True)
+    assert left(after=2, end=State.HEALTHY) == 6.0
+    model.begin_waking(is_start=True)
+    assert left(after=5, end=State.HEALTHY) is None
+
+
+def test_waking_without_a_start_has_no_phases() -> None:
+    """An engine that was kept needs seconds; its last start is no part of them."""
+    model = lifecycle(State.HEALTHY)
+    model.fall_asleep()
+    assert model.ping()[0] == 200
+    model.begin_waking(is_start=False)
+    status, body = model.ping()
+    assert (status, list(body["m"])) == (200, ["status", "seconds"])
