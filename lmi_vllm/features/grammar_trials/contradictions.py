@@ -1,20 +1,28 @@
 """Schemas and patterns that nothing matches, and that a library takes for others.
 
 xgrammar reads `{"not": {}}`, `{"anyOf": []}` and `{"type": []}` as any JSON. It leaves out an
-anchor in the middle of a pattern: `a^b` becomes `ab`. An answer would match what nothing does. Only
-what is certain is refused: anchors that change nothing, as in `(^a|b$)`, are served.
+anchor in the middle of a pattern: `a^b` becomes `ab`. Of `const`, `enum`, `type` and `not` it reads
+one, and leaves out the others. An answer would match what nothing does. Only what is certain is
+refused: anchors that change nothing, as in `(^a|b$)`, are served, and so is a `not` of some values.
 """
 
 import importlib
 import json
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence, Set
+from types import MappingProxyType, NoneType
 from typing import Any, Final
 
 _PARTS: Final = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _LISTS: Final = ("anyOf", "oneOf", "allOf", "prefixItems")
 _ONES: Final = ("items", "additionalProperties", "propertyNames", "contains")
+_KINDS: Final[Mapping[str, tuple[type, ...]]] = MappingProxyType(
+    {
+        "string": (str,), "integer": (int, float), "number": (int, float), "boolean": (bool,),
+        "null": (NoneType,), "array": (list,), "object": (dict,),
+    }
+)  # fmt: skip
 _NOTHING: Final = "no text matches it: {}"
 _GROUPS: Final = ("SUBPATTERN", "MAX_REPEAT", "MIN_REPEAT")
 
@@ -81,11 +89,58 @@ def _contradiction(schema: Any) -> str:
     for name in ("type", "enum", "anyOf", "oneOf"):
         if schema.get(name) == []:
             return f'"{name}": []'
+    if clash := _clash(schema):
+        return clash
     for name in ("anyOf", "oneOf"):
         found = [_contradiction(branch) for branch in _list(schema, name)]
         if found and all(found):
             return found[0]
     return next(filter(None, map(_contradiction, _needed(schema))), "")
+
+
+def _clash(schema: Mapping[str, Any]) -> str:
+    """Return what of its values and types nothing can be at once; "" if something may be."""
+    values, types = _values(schema), _types(schema)
+    allowed = _list(schema, "enum")
+    if "const" in schema and allowed and not _is_in(schema["const"], allowed):
+        return '"const" that is not in "enum"'
+    if values and types and not any(_is_of(one, types) for one in values):
+        return f'"{"const" if "const" in schema else "enum"}" without a value of its "type"'
+    left_out = schema.get("not")
+    if not isinstance(left_out, Mapping) or len(left_out) != 1:
+        return ""
+    out, out_types = _values(left_out), _types(left_out)
+    is_out = values and all(
+        _is_in(one, out) or (out_types and _is_of(one, out_types)) for one in values
+    )
+    if is_out or (types and types <= out_types):
+        return '"not" of all that it allows'
+    return ""
+
+
+def _values(schema: Mapping[str, Any]) -> list[Any]:
+    return [schema["const"]] if "const" in schema else _list(schema, "enum")
+
+
+def _types(schema: Mapping[str, Any]) -> frozenset[str]:
+    """Return its types; none where one is unknown. A number may be an integer."""
+    given = schema.get("type")
+    types = given if isinstance(given, list) else [given]
+    if not all(isinstance(one, str) and one in _KINDS for one in types):
+        return frozenset()
+    return frozenset([*types, "integer"] if "number" in types else types)
+
+
+def _is_of(value: Any, types: Set[str]) -> bool:
+    if isinstance(value, bool):
+        return "boolean" in types
+    if isinstance(value, float) and not value.is_integer():
+        return "number" in types
+    return any(isinstance(value, kind) for one in types for kind in _KINDS[one])
+
+
+def _is_in(value: Any, values: Sequence[Any]) -> bool:
+    return any(isinstance(value, bool) == isinstance(one, bool) and value == one for one in values)
 
 
 def _needed(schema: Mapping[str, Any]) -> Iterator[Any]:

@@ -20,6 +20,19 @@ NOTHING: dict[str, Any] = {
     "a property": {"type": "object", "properties": {"a": {"not": {}}}, "required": ["a"]},
     "an item": {"type": "array", "items": {"type": []}, "minItems": 1},
 }
+NOTHING |= {
+    "a value that is not allowed": {"enum": ["a", "b"], "const": "c"},
+    "a value of another type": {"type": "string", "const": 1},
+    "values of another type": {"type": ["integer", "null"], "enum": ["a", 1.5, True]},
+    "true is no number": {"type": "number", "const": True},
+    "not its type": {"type": "string", "not": {"type": "string"}},
+    "not its types": {"type": ["integer", "null"], "not": {"type": ["number", "null"]}},
+    "not its value": {"const": 1, "not": {"enum": [1, 2]}},
+    "not the type of its values": {"enum": ["a", "b"], "not": {"type": "string"}},
+    "within a property": {
+        "type": "object", "required": ["a"], "properties": {"a": {"type": "null", "enum": ["x"]}}
+    },
+}  # fmt: skip
 SOMETHING: dict[str, Any] = {
     "anything": {},
     "true": True,
@@ -30,6 +43,16 @@ SOMETHING: dict[str, Any] = {
     "names": {"type": "object", "properties": {"not": {}, "anyOf": {"type": "array"}}},
     "values": {"enum": [[], {"not": {}}], "default": {"anyOf": []}},
     "itself": {"$ref": "#"},
+    "a value that is allowed": {"type": "number", "enum": [1, 2.5], "const": 1},
+    "an integral number": {"type": "integer", "const": 2.0},
+    "a null among texts": {"type": "string", "enum": ["a", None]},
+    "an unknown type": {"type": "any", "const": 1},
+    "not some of its types": {"type": ["string", "null"], "not": {"type": "null"}},
+    "not all of its numbers": {"type": "number", "not": {"type": "integer"}},
+    "not one of its values": {"enum": [1, 2], "not": {"const": 1}},
+    "not one of its strings": {"type": "string", "not": {"const": "a"}},
+    "not of more than a type": {"type": "string", "not": {"type": "string", "maxLength": 3}},
+    "not what is true": {"enum": [1], "not": {"const": True}},
     "wrong kinds": {"anyOf": 1, "required": 2, "properties": [], "allOf": {}},
 }
 
