@@ -6,6 +6,8 @@ the last test.
 
 import contextlib
 import itertools
+import json
+import subprocess
 import threading
 import time
 from collections import Counter
@@ -15,12 +17,15 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+import yaml
 
 from integration.client import Answer, OpenStream, call, send, wait_until
-from integration.conftest import RunningServer, running_server
-from integration.fleet.ray_serve import RayCluster, Replica, ray_cluster
+from integration.conftest import RunningServer, clean_environment, running_server
+from integration.fleet.ray_serve import ROOT, RayCluster, Replica, commands, ray_cluster
+from lmi_vllm.features.ray_serve.arguments import read_arguments
 from tests.golden.cases import Golden, load_golden
 from tests.support.adapter_files import make_adapter
+from tests.support.documentation import blocks_of
 from tests.support.s3_server import BUCKET, s3_server
 
 pytestmark = pytest.mark.random_order(disabled=True)  # one cluster, whose nodes come and go
@@ -286,3 +291,29 @@ def real_bodies() -> Iterator[dict[str, Any]]:
     """Requests for the base model and two adapters, streamed and whole."""
     for name, is_streamed in itertools.product(("", "own-0", "own-1"), (False, True)):
         yield {**LMI, "parameters": {"max_new_tokens": 8}, "adapters": name, "stream": is_streamed}
+
+
+SERVE_SCHEMA: Final = (
+    "import json, sys; from ray.serve.schema import ServeDeploySchema as S; "
+    "[S.model_validate(json.loads(line)) for line in sys.stdin]"
+)
+
+
+def test_what_the_pages_show_is_ray_s() -> None:
+    """Files of Ray Serve, in two manifests and on the page, by Ray's own schema; it can refuse."""
+    folder = ROOT / "config" / "kubernetes"
+    resources = [yaml.safe_load(path.read_text()) for path in folder.glob("ray-service*.yaml")]
+    files = [yaml.safe_load(resource["spec"]["serveConfigV2"]) for resource in resources]
+    blocks = [block for block in blocks_of("docs/scale-out.md") if block.language == "yaml"]
+    files += [yaml.safe_load(block.text) for block in blocks]
+    assert len(files) == 3
+    bad = {**files[0], "proxy_location": "Nowhere"}
+    for given, code in ((files, 0), ([bad], 1)):
+        done = subprocess.run(
+            [commands() / "python", "-c", SERVE_SCHEMA], text=True, capture_output=True,
+            input="\n".join(map(json.dumps, given)), check=False, env=clean_environment(),
+        )  # fmt: skip
+        assert done.returncode == code, done.stderr
+    for file in files:
+        (application,) = file["applications"]
+        read_arguments(application["args"])

@@ -37,12 +37,13 @@ class LmiServer:
     async def __init__(  # type: ignore[misc]  # Ray awaits it
         self, words: list[str], variables: Mapping[str, str]
     ) -> None:
-        self._process = ServerProcess(words, {**os.environ, **variables}, _end_replica)
+        self._process = ServerProcess(words, {**os.environ, **variables})
         self._relay = Relay(self._process.socket)
         self._first_answers: dict[str, asyncio.Future[int]] = {}
         while (await self._relay.get("/ready"))[0] != _OK:
             self._process.check_runs()
             await asyncio.sleep(READY_POLL_SECONDS)
+        self._process.on_end = _end_replica  # before, Ray is told the reason
 
     def __serve_build_asgi_app__(self) -> Any:
         """Return the application that Ray calls with requests."""

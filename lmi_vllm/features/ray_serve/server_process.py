@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 KILL_SECONDS: Final = 5.0  # for a killed process to be gone
+READ_SECONDS: Final = 1.0
 _REASON: Final = b"lmi-vllm: error: "
 _NO_REASON: Final = "it gave no reason"
 
@@ -26,13 +27,11 @@ class ServerProcess:
     `on_end` is called in a thread, with the reason, if the server ends without `end`.
     """
 
-    def __init__(
-        self, words: Sequence[str], environ: Mapping[str, str], on_end: Callable[[str], None]
-    ) -> None:
+    def __init__(self, words: Sequence[str], environ: Mapping[str, str]) -> None:
         # The path of a socket has 107 bytes at most, so TMPDIR does not count.
         self._folder = TemporaryDirectory(prefix="lmi-ray-", dir="/tmp")
         self.socket = str(Path(self._folder.name) / "server.sock")
-        self._on_end = on_end
+        self.on_end: Callable[[str], None] | None = None
         self._is_ending = False
         self._reason = ""
         self._process = subprocess.Popen(
@@ -45,7 +44,8 @@ class ServerProcess:
             stderr=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C and Ray's signals to its group are not for the server
         )  # fmt: skip
-        threading.Thread(target=self._follow, name="lmi-server", daemon=True).start()
+        self._follower = threading.Thread(target=self._follow, name="lmi-server", daemon=True)
+        self._follower.start()
 
     def check_runs(self) -> None:
         """Return while the server's process is there.
@@ -54,6 +54,7 @@ class ServerProcess:
             ServerEndedError: it has ended.
         """
         if self._process.poll() is not None:
+            self._follower.join(READ_SECONDS)  # the reason may not have been read
             raise ServerEndedError(self._describe_end())
 
     async def end(self, seconds: float) -> None:
@@ -63,7 +64,7 @@ class ServerProcess:
         if not await self._is_gone_within(seconds):
             self._process.kill()
             await self._is_gone_within(KILL_SECONDS)
-        self._folder.cleanup()
+        await asyncio.to_thread(self._follower.join, READ_SECONDS)
 
     async def _is_gone_within(self, seconds: float) -> bool:
         try:
@@ -77,14 +78,16 @@ class ServerProcess:
         stderr = self._process.stderr
         if stderr is None:
             raise RuntimeError("stderr is a pipe")
-        for line in stderr:
-            if line.startswith(_REASON):
-                self._reason = line.removeprefix(_REASON).decode(errors="replace").strip()
-            sys.stderr.buffer.write(line)
-            sys.stderr.buffer.flush()
+        with stderr:
+            for line in stderr:
+                if line.startswith(_REASON):
+                    self._reason = line.removeprefix(_REASON).decode(errors="replace").strip()
+                sys.stderr.buffer.write(line)
+                sys.stderr.buffer.flush()
         self._process.wait()
-        if not self._is_ending:
-            self._on_end(self._describe_end())
+        self._folder.cleanup()
+        if self.on_end is not None and not self._is_ending:
+            self.on_end(self._describe_end())
 
     def _describe_end(self) -> str:
         reason = self._reason or _NO_REASON
