@@ -224,7 +224,8 @@ def rerouting(make_request: MakeRequest) -> MakeRequest:
     """Return what makes requests out of messages, for the routes that they name."""
 
     def made(message: Any, *rest: Any) -> web.BaseRequest:
-        message = without_last_slash(message)
+        if message.path.endswith("/") or "/?" in message.path:
+            message = without_last_slash(message)
         if CUSTOM_ATTRIBUTES in message.headers:
             return rerouted(make_request, message, *rest)
         return make_request(message, *rest)

@@ -35,8 +35,6 @@ def without_last_slash(message: Any) -> Any:
     LMI answers both, and vLLM redirects (InferenceRequestHandler.java; FastAPI's default). Clients
     of SageMaker cannot follow.
     """
-    if "/?" not in message.path and not message.path.endswith("/"):
-        return message
     match = _WITH_SLASH.fullmatch(message.path)
     if match is None:
         return message
