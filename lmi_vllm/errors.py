@@ -154,6 +154,10 @@ class MissingRepositoryError(DownloadError):
     """The hub has no repository of that name, or it is private."""
 
 
+class TooManyObjectsError(DownloadError):
+    """There are more objects below a URL than were asked for."""
+
+
 class EngineStartError(StartupError):
     """The engine did not start; the text has the root cause."""
 

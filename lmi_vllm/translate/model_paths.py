@@ -16,7 +16,15 @@ def located(text: str | None, model: ModelArtifacts | None) -> str | None:
     if text is None or model is None or model.directory is None or _INLINE & {*text}:
         return text
     path = model.directory / text
-    return str(path.absolute()) if path.is_file() else text
+    return str(path.absolute()) if is_file(path) else text
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is such a file; a text that no path can be is none."""
+    try:
+        return path.is_file()
+    except OSError:  # a name that is too long; later Pythons than 3.13 say False
+        return False
 
 
 def named_files(draft: ArgumentDraft) -> None:
@@ -30,7 +38,7 @@ def named_files(draft: ArgumentDraft) -> None:
         if not setting.is_set or not isinstance(text, str) or _INLINE & {*text}:
             continue
         path = str(located(text, model))
-        if not Path(path).is_file():
+        if not is_file(Path(path)):
             place = f"neither in {model.directory} nor in" if model.directory else "not in"
             also = "" if Path(text).is_absolute() else f": it is {place} the working directory"
             draft.fail(f"{setting.stated} names a file that does not exist{also}", setting)

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import threading
 from collections.abc import AsyncIterator
 from typing import Final
 
@@ -13,7 +14,7 @@ from lmi_vllm.errors import UnknownAdapterError
 from lmi_vllm.features.adapter_store.files import locked_files
 from lmi_vllm.features.adapter_store.on_demand import OnDemandAdapters
 from lmi_vllm.features.adapter_store.settings import GIB, AdapterStoreSettings, CachePolicy
-from lmi_vllm.features.adapter_store.stores import open_adapter_store
+from lmi_vllm.features.adapter_store.stores import ObjectFolders, open_adapter_store
 from lmi_vllm.features.metrics import COLD_ADAPTER_SECONDS
 from lmi_vllm.server.context import ModelContext
 from lmi_vllm.telemetry.records import RequestSummary, current_record
@@ -78,6 +79,15 @@ class ForwardedFind:
         return True
 
 
+def _look_at_place(store: ObjectFolders, location: str) -> None:
+    """Warn of a place that is misspelt, forbidden or still empty, before a request finds out."""
+    if fault := store.fault_of_place():
+        logger.warning(
+            "option.adapter_store=%s: %s: until that changes, requests for its adapters fail",
+            location, mask_urls(fault),
+        )  # fmt: skip
+
+
 @contextlib.asynccontextmanager
 async def finding_adapters(model: ModelContext) -> AsyncIterator[None]:
     """Find adapters of the store that the model's settings name, while the body runs."""
@@ -101,6 +111,9 @@ async def finding_adapters(model: ModelContext) -> AsyncIterator[None]:
             on_demand = OnDemandAdapters(registry, store, files, policy)
             running.callback(on_demand.close)
             logger.info("adapters that no call has registered come from %s", mask_urls(location))
+            if isinstance(store, ObjectFolders):  # a silent store does not hold up the start
+                look = (store, mask_urls(location))
+                threading.Thread(target=_look_at_place, args=look, daemon=True).start()
             return AdapterHooks(cold.noting(registry, on_demand.find))
 
         model.on_adapters.append(hooks)

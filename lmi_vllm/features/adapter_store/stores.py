@@ -9,13 +9,24 @@ from typing import Final, Protocol
 from lmi_vllm.adapters.listing import adapter_files
 from lmi_vllm.adapters.source import AdapterSources
 from lmi_vllm.checks.adapter_config import CONFIG
-from lmi_vllm.errors import AdapterRefusedError, DownloadError, MissingRepositoryError
+from lmi_vllm.errors import (
+    AdapterRefusedError,
+    DownloadError,
+    MissingRepositoryError,
+    TooManyObjectsError,
+)
 from lmi_vllm.features.adapter_store.settings import HUB_PREFIX
 from lmi_vllm.features.transfer import read_manifest
-from lmi_vllm.sources.base import FetchRequest, ObjectStore
+from lmi_vllm.sources.base import (
+    FetchRequest,
+    InterruptedTransferError,
+    ObjectStore,
+    UnreachableError,
+)
 from lmi_vllm.sources.local import without_file_scheme
 
 _VERSION_DIGITS: Final = 16
+_FIRST_PAGE: Final = 1000  # objects that a store lists at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +94,18 @@ class ObjectFolders(_Remote):
         total = sum(stored.size for stored in objects)
         version = _digest((stored.name, stored.size, stored.etag) for stored in objects)
         return StoredAdapter(name, folder.listed_url, version, len(objects), total)
+
+    def fault_of_place(self) -> str:
+        """Return why no adapter is found anywhere below the URL now; "" where one may be."""
+        try:
+            is_empty = not self.store.list_objects(_FIRST_PAGE)
+        except TooManyObjectsError:
+            return ""
+        except DownloadError as error:
+            return error.text
+        except (UnreachableError, InterruptedTransferError) as error:
+            return str(error)
+        return "there is nothing below this URL" if is_empty else ""
 
     def fetch(self, found: StoredAdapter, target: Path) -> str:
         """Return `target` with the files of the version that was found."""

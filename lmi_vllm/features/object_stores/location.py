@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
-from lmi_vllm.errors import DownloadError
+from lmi_vllm.errors import DownloadError, TooManyObjectsError
 from lmi_vllm.sources.archives import is_archive
 from lmi_vllm.sources.base import StoredObject
 
@@ -59,10 +59,10 @@ class Location:
         """Refuse more than `most` objects.
 
         Raises:
-            DownloadError: there are more.
+            TooManyObjectsError: there are more.
         """
         if most is not None and count > most:
-            raise DownloadError(
+            raise TooManyObjectsError(
                 f"{self.url} holds more than {most} objects, folders included: too many"
             )
 

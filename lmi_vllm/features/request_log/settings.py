@@ -21,7 +21,8 @@ class RequestLogSettings(FeatureSettings):
     # fmt: off
     disable_access_log_for_endpoints: list[str] | None = option(parse.words, ours(),
         values="`/ping,/metrics`",
-        note="Paths whose requests have no line in the log; with the level debug they have one.")
+        note="Paths whose requests have no line in the log; with the level debug they have one. A "
+        "path that no route has changes nothing, as in vLLM.")
     disable_uvicorn_access_log: bool = option(parse.boolean, ours(), default=False,
         note="No request has a line in the log; with the level debug each has one.")
     # fmt: on

@@ -65,3 +65,9 @@ def test_adapter_of_the_start_without_files_is_found_before_the_engine(
     named = [error for error in run.errors if "lora_modules" in error]
     assert [error.split("adapter ")[1][0] for error in named] == ["a", "e"]
     assert "/nope does not exist" in named[0]
+
+
+def test_text_that_no_path_can_be_stays_as_it_is(tmp_path: Path) -> None:
+    """A name of more than 255 bytes: the system refuses to look, which Python raises."""
+    long = "x" * 5000
+    assert located(long, ModelArtifacts("m", "a/b", "a/b", directory=tmp_path)) == long

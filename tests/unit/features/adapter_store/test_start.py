@@ -1,5 +1,6 @@
 """The time to first token of requests that had to wait for their adapter: which ones count."""
 
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.telemetry.records import RequestRecord, SequenceFigures, enter_record
 from tests.support.adapter_files import copy_adapter
 from tests.support.assembled import AdapterSources, load_settings, model_context
+from tests.support.s3_server import BUCKET, S3Server
 
 NAME = "lmi_cold_adapter_time_to_first_token_seconds"
 
@@ -92,3 +94,40 @@ async def test_request_that_waited_for_its_adapter_is_observed(server: Server) -
     assert observed() == (count + 1, pytest.approx(total + 0.75))
     await server.ask("de", 0.5)
     assert observed() == (count + 1, pytest.approx(total + 0.75))
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        (f"s3://{BUCKET}/typo/", "there is nothing below this URL"),
+        ("s3://no-such-bucket/adapters/", "no-such-bucket"),
+        (f"s3://{BUCKET}/adapters/", ""),
+    ],
+)
+async def test_place_in_a_store_without_adapters_is_warned_of(
+    empty_store: S3Server, tmp_path: Path, place: str, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At the start, once; a place that has objects is not."""
+    empty_store.put({"adapters/fr/adapter_config.json": b"{}"})
+    environ = {
+        **empty_store.environ,
+        "SERVING_DOWNLOAD_DIR": str(tmp_path / "cache"),
+        "LMI_S3_CLIENT": "boto3",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
+    settings = load_settings({"OPTION_ADAPTER_STORE": place, **environ})
+    model, sources = model_context(settings, environ), AdapterSources(environ)
+    await model.enter([finding_adapters])
+    before = set(threading.enumerate())
+    AdapterRegistry(
+        ScriptedEngine(),
+        sources.resolve,
+        is_enabled=True,
+        hooks=lambda made: model.adapter_hooks(made, sources),
+    )
+    for thread in set(threading.enumerate()) - before:
+        thread.join(30)
+    await model.leave()
+    warned = [one.getMessage() for one in caplog.records if "until that changes" in one.message]
+    assert len(warned) == bool(said)
+    assert not said or said in warned[0]
