@@ -15,8 +15,8 @@ from integration.bench.report import write
 from integration.bench.results import Result
 
 BENCHMARKS: Final = (
-    "startup", "tokens", "serving", "requests", "bridge", "front_ends", "growth", "overload",
-    "fetch", "idle_sleep",
+    "startup", "tokens", "direct", "serving", "requests", "bridge", "front_ends", "growth",
+    "overload", "fetch", "idle_sleep",
 )  # fmt: skip
 DEFAULT_OUT: Final = "bench-report"
 
