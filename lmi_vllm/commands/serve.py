@@ -30,7 +30,7 @@ from lmi_vllm.server.server import Server
 from lmi_vllm.signals import end_children
 from lmi_vllm.telemetry.expected_lines import leave_out_expected
 from lmi_vllm.telemetry.log_format import Format, chosen_format, configure_logging
-from lmi_vllm.telemetry.log_handler import telling, told_lines, write_within
+from lmi_vllm.telemetry.log_handler import can_draw, telling, told_lines, write_within
 from lmi_vllm.telemetry.metrics import DROPPED_LINES
 
 logger = logging.getLogger(__name__)
@@ -108,7 +108,9 @@ def configure_server_logging(settings: Settings, environ: Mapping[str, str]) -> 
     told = told_lines(DROPPED_LINES.inc)
     os.environ[DROPPED_LINES_VARIABLE] = f"/proc/{os.getpid()}/fd/{told}"
     is_terminal = sys.stderr.isatty()
-    handler = configure_logging(_log_format(settings), level, mask_urls, telling(told))
+    handler = configure_logging(
+        _log_format(settings), level, mask_urls, telling(told), is_drawn_on=can_draw(environ)
+    )
     leave_out_expected(handler, environ, is_terminal=is_terminal)
     if (name := environ.get("VLLM_LOGGING_LEVEL", "").upper()) in logging.getLevelNamesMapping():
         logging.getLogger("vllm").setLevel(name)

@@ -4,6 +4,8 @@ import logging
 from collections.abc import Mapping
 from typing import Final
 
+from lmi_vllm.telemetry.log_handler import can_draw
+
 _LEVEL: Final = "VLLM_LOGGING_LEVEL"
 # How warnings of vLLM 0.31 to 0.33 begin that say what this server or the platform has chosen.
 _EXPECTED: Final = (
@@ -19,10 +21,11 @@ _EXPECTED: Final = (
     "CPU backend doesn't allow to use `torch.set_num_threads`",
     "The chat template requires system-first ordering",
 )
-# Advice for CPUs in production, and what the moving line and the summary of a start show.
-_NOT_ON_A_TERMINAL: Final = (
-    "%s is not found in LD_PRELOAD", "starting the engine: ", "starting: ",
-    "engine argument ", "importing vLLM", "model %s from %s", "%s was trained on ",
+# Advice for CPUs in production, and a fact of adapters.
+_NOT_ON_A_TERMINAL: Final = ("%s is not found in LD_PRELOAD", "%s was trained on ")
+# What the moving line and the summary of a start show.
+_DRAWN: Final = (
+    "starting the engine: ", "starting: ", "engine argument ", "importing vLLM", "model %s from %s",
 )  # fmt: skip
 _DEPRECATED: Final = "/site-packages/vllm/"  # a warning of Python's about a line of vLLM's code
 _WARNINGS: Final = "py.warnings"
@@ -46,6 +49,11 @@ def is_news_on_a_terminal(record: logging.LogRecord) -> bool:
     return not is_chatter and is_shown and is_news(record)
 
 
+def is_not_drawn(record: logging.LogRecord) -> bool:
+    """Whether a line says more than the moving line of a start and its summary."""
+    return record.levelno > logging.WARNING or not str(record.msg).startswith(_DRAWN)
+
+
 def leave_out_expected(
     handler: logging.Handler, environ: Mapping[str, str], *, is_terminal: bool
 ) -> None:
@@ -55,3 +63,5 @@ def leave_out_expected(
     """
     if _LEVEL not in environ and logging.getLogger().level >= logging.INFO:
         handler.addFilter(is_news_on_a_terminal if is_terminal else is_news)
+        if can_draw(environ):
+            handler.addFilter(is_not_drawn)

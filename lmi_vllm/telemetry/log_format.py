@@ -147,17 +147,20 @@ def configure_logging(
     level: int | str,
     mask: Mask = no_mask,
     count_dropped: Callable[[int], None] = ignore_dropped,
+    *,
+    is_drawn_on: bool = False,
 ) -> logging.Handler:
     """Send every line of this process to stderr in one format, warnings included.
 
-    `mask` hides secrets, also in libraries' lines: vLLM prints its configuration.
+    `mask` hides secrets, also in libraries' lines: vLLM prints its configuration. On a terminal
+    that `is_drawn_on` a line replaces the drawing.
     """
     descriptor = sys.stderr.fileno()
     if descriptor == _STDERR and (kept := drop_what_waits(_STDERR)) != _STDERR:
         descriptor = kept  # for prints, too: they wait, and never fail
         sys.stderr = os.fdopen(kept, "w", 1, "utf-8", errors="backslashreplace", closefd=False)
     handler = QueuedHandler(descriptor, count_dropped)
-    people = TerminalFormatter if os.isatty(descriptor) else TextFormatter
+    people = TerminalFormatter if is_drawn_on else TextFormatter
     handler.setFormatter(JsonFormatter(mask) if kind == "json" else people(mask))
     logging.logThreads = logging.logMultiprocessing = False  # in neither format: saves the look-ups
     logging.basicConfig(level=level, handlers=[handler], force=True)

@@ -216,7 +216,10 @@ def log_as_the_server() -> None:
             count = telling(told)
         is_terminal = os.isatty(_STDERR)
         handler = configure_logging(
-            "json" if kind == "json" else "text", level, count_dropped=count
+            "json" if kind == "json" else "text",
+            level,
+            count_dropped=count,
+            is_drawn_on=can_draw(os.environ),
         )
         leave_out_expected(handler, os.environ, is_terminal=is_terminal)
         watch_as_the_server(handler, os.environ)

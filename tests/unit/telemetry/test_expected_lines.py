@@ -1,6 +1,7 @@
 """Lines of vLLM's log that no user can do anything about."""
 
 import logging
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -70,3 +71,16 @@ def test_a_terminal_has_vllm_s_warnings_alone(
     assert handler.filter(record("lmi_vllm.server", "said", logging.INFO))
     advice = record("vllm.v1.worker.cpu_worker", "%s is not found in LD_PRELOAD. For best")
     assert bool(handler.filter(advice)) is is_kept
+
+
+@pytest.mark.usefixtures("root_level")
+@pytest.mark.parametrize(("term", "is_kept"), [("xterm", False), ("dumb", True)])
+def test_what_is_drawn_has_no_line_of_its_own(
+    term: str, is_kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where nothing is drawn the lines say what a start does."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    handler = logging.StreamHandler()
+    leave_out_expected(handler, {"TERM": term}, is_terminal=True)
+    step = record("lmi_vllm.features.start_steps", "starting the engine: %s", logging.INFO)
+    assert bool(handler.filter(step)) is is_kept
