@@ -37,7 +37,7 @@ from lmi_vllm.translate import rules as engine_rules
 from lmi_vllm.translate.devices import Devices
 from lmi_vllm.translate.draft import ArgumentDraft, Rule, RulePhase
 from lmi_vllm.translate.model_files import CHECKPOINT_RULES
-from lmi_vllm.translate.model_paths import named_adapters, named_files
+from lmi_vllm.translate.model_paths import named_adapters, named_files, named_models
 from lmi_vllm.translate.parallel import assign_devices, offer_sizes, refuse_size
 from lmi_vllm.translate.rules import compile_if_possible
 from lmi_vllm.translate.serving_profile import build_serving_profile
@@ -187,7 +187,7 @@ class Translator:
             assign_devices, put_sleep, *added[RulePhase.PLACED],
         )  # fmt: skip
         self._of_checkpoint = (
-            *added[RulePhase.CHECKPOINT], refuse_size, named_files, named_adapters,
+            *added[RulePhase.CHECKPOINT], refuse_size, named_files, named_adapters, named_models,
             *CHECKPOINT_RULES,
             _check_checkpoint, compile_if_possible,
         )  # fmt: skip

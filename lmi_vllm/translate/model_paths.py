@@ -8,6 +8,12 @@ from lmi_vllm.sources.local import file_url_path, looks_like_path
 from lmi_vllm.translate.draft import ArgumentDraft
 
 _OPTIONS: Final = ("chat_template", "tool_parser_plugin", "reasoning_parser_plugin")
+# Of these files a folder has one at least (Transformers, mistral_common, vLLM).
+_TOKENIZERS: Final = (
+    "tokenizer_config.json", "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt",
+    "tekken.json", "config.json",
+)  # fmt: skip
+_MODELS: Final = ("config.json", "params.json")
 _INLINE: Final = frozenset("{}\n")  # in a template that is no path; vLLM's own rule
 
 
@@ -60,3 +66,20 @@ def named_adapters(draft: ArgumentDraft) -> None:
             continue
         if not Path(path).expanduser().exists():
             draft.fail(f"{setting.label}: adapter {name}: {source} does not exist", setting)
+
+
+def named_models(draft: ArgumentDraft) -> None:
+    """Refuse a tokenizer or a draft model that is not there: vLLM says so after its import."""
+    drafted = draft.values.get("speculative_config")
+    places = [
+        ("tokenizer", draft.values.get("tokenizer"), _TOKENIZERS),
+        ("speculative_config", isinstance(drafted, dict) and drafted.get("model"), _MODELS),
+    ]
+    for argument, place, files in places:
+        if draft.model is None or not isinstance(place, str) or not looks_like_path(place):
+            continue
+        folder = Path(place).expanduser()
+        if not folder.exists():
+            draft.fail(f"{draft.label(argument)}: {place} does not exist")
+        elif folder.is_dir() and not any(is_file(folder / name) for name in files):
+            draft.fail(f"{draft.label(argument)}: {place} has none of {', '.join(files)}")

@@ -71,3 +71,38 @@ def test_text_that_no_path_can_be_stays_as_it_is(tmp_path: Path) -> None:
     """A name of more than 255 bytes: the system refuses to look, which Python raises."""
     long = "x" * 5000
     assert located(long, ModelArtifacts("m", "a/b", "a/b", directory=tmp_path)) == long
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "argument"),
+    [
+        ("OPTION_TOKENIZER", "{}", "tokenizer"),
+        (
+            "OPTION_SPECULATIVE_CONFIG",
+            '{{"model": "{}", "num_speculative_tokens": 2}}',
+            "speculative_config",
+        ),
+        ("OPTION_SPECULATIVE_DRAFT_MODEL", "{}", "speculative_config"),
+    ],
+)
+def test_tokenizer_and_draft_model_have_to_be_there(
+    tmp_path: Path, name: str, value: str, argument: str
+) -> None:
+    """A folder has a file of the kind, too: vLLM would find out after its import."""
+    (tmp_path / "config.json").write_text("{}", "utf-8")
+    other = tmp_path / "other"
+    environ = {"HF_MODEL_ID": str(tmp_path), name: value.format(other)}
+
+    def errors() -> list[str]:
+        settings = CONFIGURATION.load(environ)
+        found = CONFIGURATION.translator.translate_start(settings, environ, Devices(1)).errors
+        return [text for text in map(str, found) if str(other) in text]
+
+    (missing,) = errors()
+    assert missing.startswith(argument)
+    assert missing.endswith(f"{other} does not exist")
+    other.mkdir()
+    (empty,) = errors()
+    assert f"{other} has none of " in empty
+    (other / "config.json").write_text("{}", "utf-8")
+    assert not errors()
