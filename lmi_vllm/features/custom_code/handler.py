@@ -1,6 +1,8 @@
 """The user's own `handle`, which answers requests instead of the built-in handler."""
 
 import contextlib
+import functools
+import logging
 import operator
 import re
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -14,6 +16,8 @@ from lmi_vllm.features.custom_code.djl_python.outputs import Encoded, Output
 from lmi_vllm.inference.request.body import named_contents
 from lmi_vllm.inference.response.streams import SilenceLimit, close_iterator
 from lmi_vllm.messages import FRAMINGS, InferenceCall, Reply
+
+logger = logging.getLogger(__name__)
 
 HANDLER_FAILED: Final = "Custom handler failed"
 _BATCH: Final = "batch_0_"  # begins properties of a batch's first request, the only one here
@@ -193,8 +197,24 @@ def _code(output: Output) -> int:
 
 
 def _content(output: Output) -> bytes:
-    values = output.content.get_values()
-    return b"".join(value.content if isinstance(value, Encoded) else value for value in values)
+    """Return the content that is called `data`, or the first: LMI's front end sends no others."""
+    content = output.content
+    if content.is_empty():
+        return b""
+    value = content.get("data")
+    if value is None:
+        value = content.value_at(0)
+    if content.size() > 1:
+        _warn_of_unsent(content.size())
+    return bytes(value.content if isinstance(value, Encoded) else value)
+
+
+@functools.cache
+def _warn_of_unsent(count: int) -> None:
+    logger.warning(
+        "the handler's Output has %d contents; as in LMI the one called data is sent, or the first",
+        count,
+    )
 
 
 async def _next_within(items: AsyncIterator[Any], seconds: float, setting: str) -> Any:

@@ -266,6 +266,31 @@ async def test_handler_gets_no_form_that_is_cut_off(serve: ServeScripted) -> Non
     assert "cut off" in await answer.text()
 
 
+@pytest.mark.parametrize(
+    ("contents", "sent"),
+    [
+        ([(None, "a"), (None, "b")], "a"),
+        ([("x", "a"), ("data", "b")], "b"),
+        ([("x", "a")], "a"),
+        ([], ""),
+    ],
+)
+async def test_of_several_contents_one_is_sent(
+    serve: ServeScripted, contents: list[tuple[str | None, str]], sent: str
+) -> None:
+    """As LMI's front end does (Input.getData); joined they would be no JSON."""
+
+    def handle(_: Input) -> Output:
+        output = Output()
+        for key, value in contents:
+            output.add(value, key=key)
+        return output
+
+    client = await serve(code=code(handle=handle))
+    answer = await client.post("/invocations", json={"inputs": "x"})
+    assert await answer.text() == sent
+
+
 async def test_handler_may_stream(serve: ServeScripted) -> None:
     """An async generator of Outputs is a stream; its failure is the last line."""
 
