@@ -22,7 +22,7 @@ from integration.bench.servers import running
 from integration.client import connect
 from integration.compared_requests import Request
 
-PAGE: Final = Path(__file__).parent.parent / "docs" / "requests.md"
+PAGE: Final = Path(__file__).parent.parent / "docs" / "vllm-differences.md"
 ATTEMPTS: Final = 20  # at a stream: on a busy machine vLLM joins tokens that were not fetched
 # Headers of every answer that are not compared.
 EVERYWHERE: Final = frozenset(
