@@ -6,7 +6,8 @@
     │   ├── ModelSourceError         a model that cannot be served
     │   │   └── NoModelError         no model is named or found
     │   ├── DownloadError            a model or an adapter could not be fetched
-    │   │   └── MissingRepositoryError  there is none of that name, or it is private
+    │   │   ├── MissingRepositoryError  there is none of that name, or it is private
+    │   │   └── TooManyObjectsError  its store lists more objects than are asked for
     │   └── EngineStartError         vLLM refused to start
     │       └── EngineMemoryError    for lack of memory
     ├── RequestError                 the client's payload caused it (424 on LMI routes)
