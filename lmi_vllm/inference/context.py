@@ -22,7 +22,12 @@ from lmi_vllm.errors import PayloadError, StatusTable, UnknownAdapterError
 from lmi_vllm.hooks import NO_HOOKS, Hooks
 from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.inference.queue import Holdings, RequestQueue
-from lmi_vllm.inference.request.lmi import NAMES_OF_ADAPTERS
+from lmi_vllm.inference.request.adapter_names import (
+    ONE_ADAPTER,
+    adapter_names,
+    chosen_adapters,
+    with_named,
+)
 from lmi_vllm.inference.request.parameters import UnreadNames
 from lmi_vllm.inference.request.tgi import TGI_NAMES
 from lmi_vllm.inference.response.formatters import choose_framing
@@ -37,14 +42,7 @@ from lmi_vllm.inference.response.streams import (
 from lmi_vllm.messages import Framing, InferenceCall, Reply, ServingProfile
 from lmi_vllm.telemetry.records import current_record
 
-ADAPTER_HEADER: Final = "x-amzn-sagemaker-adapter-identifier"
 ADAPTER_ALIAS_HEADER: Final = "x-amzn-sagemaker-adapter-alias"
-_LENGTHS_DIFFER: Final = "Number of adapters is not equal to the number of inputs"
-_ONE_ADAPTER: Final = (
-    "adapters: a list of several adapters goes with a list in `inputs`; a request with `prompt`, "
-    "`messages` or `input` has one adapter for all of it"
-)
-_OTHER_INPUTS: Final = frozenset({"prompt", "messages", "prompt_embeds", "input"})
 _TIME_LIMIT: Final = "predict_timeout"
 
 
@@ -185,7 +183,7 @@ class RequestContext:
         """
         is_hooked = self.runtime.hooks.input is not None
         given = payload if isinstance(payload, dict) else {}
-        fields = _with_named(given, self.runtime.profile, is_hooked=is_hooked)
+        fields = with_named(given, self.runtime.profile, is_hooked=is_hooked)
         adapters, model = self.runtime.adapters, fields.get("model")
         chosen = chosen_adapters(self.call, fields)
         names = adapter_names(chosen, fields, adapters.__contains__)
@@ -226,7 +224,7 @@ class RequestContext:
         if not profile.enable_lora or model is None or any(self.adapters):
             return
         known = (*profile.served_names, "", *(TGI_NAMES if profile.tgi_compat else ()))
-        if model in known or chosen_adapters(self.call, _with_named(payload, profile)):
+        if model in known or chosen_adapters(self.call, with_named(payload, profile)):
             return
         if not isinstance(model, str):
             raise PayloadError("model: expected the name of an adapter or of the served model")
@@ -259,7 +257,7 @@ class RequestContext:
             PayloadError: there is one for each prompt.
         """
         if len(self.adapters) > 1:
-            raise PayloadError(_ONE_ADAPTER)
+            raise PayloadError(ONE_ADAPTER)
         return self.adapters[0]
 
     @property
@@ -334,73 +332,5 @@ def _may_have_code(name: str | None, adapters: AdapterRegistry) -> bool:
     return name not in adapters or adapters.describe(name).hooks.are_some
 
 
-def _with_named(
-    payload: Mapping[str, Any], profile: ServingProfile, *, is_hooked: bool = False
-) -> Mapping[str, Any]:
-    """Return the payload with the adapter that `parameters` of LMI or TGI name as `adapters`.
-
-    With `is_hooked` an input hook may make the `inputs` out of fields that only it knows.
-    """
-    parameters = payload.get("parameters")
-    is_lmi = "inputs" in payload or (is_hooked and _OTHER_INPUTS.isdisjoint(payload))
-    if "adapters" in payload or not is_lmi or not isinstance(parameters, dict):
-        return payload
-    if profile.enable_lora or profile.tgi_compat:
-        for name in NAMES_OF_ADAPTERS:
-            if parameters.get(name) is not None:
-                return {**payload, "adapters": parameters[name]}
-    return payload
-
-
 def _differ(adapters: tuple[Adapter | None, ...]) -> bool:
     return len({None if adapter is None else adapter.name for adapter in adapters}) > 1
-
-
-def adapter_names(
-    chosen: Sequence[object], payload: Mapping[str, Any], is_adapter: Callable[[str], bool]
-) -> list[str | None]:
-    """Return the adapter of all prompts, or one for each of a list; None is the base model.
-
-    The first of `chosen` counts, else `model` if it names an adapter (otherwise it is a name of the
-    served model). Empty text, null and an empty list mean the base model.
-
-    Raises:
-        PayloadError: `adapters` is neither a name nor a list of one name for each prompt.
-    """
-    if not chosen:
-        model = payload.get("model")
-        return [model if isinstance(model, str) and is_adapter(model) else None]
-    given, inputs = chosen[0], payload.get("inputs")
-    if isinstance(given, list) and given and isinstance(inputs, list):
-        return _listed_names(given, len(inputs))
-    if isinstance(given, list) and len(given) > 1:
-        raise PayloadError(_LENGTHS_DIFFER if "inputs" in payload else _ONE_ADAPTER)
-    return [_single_name(given)]
-
-
-def chosen_adapters(call: InferenceCall, payload: Mapping[str, Any]) -> Sequence[object]:
-    """Return what the header, the query and `adapters` say, of those that are set."""
-    chosen = []
-    if ADAPTER_HEADER in call.properties:
-        chosen.append(call.properties[ADAPTER_HEADER])
-    if "adapter" in call.query:
-        chosen.append(call.query["adapter"])
-    if "adapters" in payload:
-        chosen.append(payload["adapters"])
-    return chosen
-
-
-def _listed_names(given: list[Any], prompts: int) -> list[str | None]:
-    if len(given) != prompts:
-        raise PayloadError(_LENGTHS_DIFFER)
-    if not all(isinstance(name, str) or name is None for name in given):
-        raise PayloadError("adapters: expected a list of names")
-    return [name or None for name in given]
-
-
-def _single_name(given: object) -> str | None:
-    if isinstance(given, list):
-        given = given[0] if given else None
-    if given is not None and not isinstance(given, str):
-        raise PayloadError("adapters: expected a name or a list of names")
-    return given or None

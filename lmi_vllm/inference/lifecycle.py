@@ -1,24 +1,14 @@
-"""The server's lifecycle: its state, the phase of a start, and the answer of `/ping`."""
+"""The server's lifecycle: its state, and the answers of `/ping` and `/health`."""
 
 import asyncio
 import time
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final
 
-from lmi_vllm.clock import Laps
 from lmi_vllm.errors import Fault, NotReadyError
-
-
-class Phase(StrEnum):
-    """The phase of a start; `/ping` shows these names."""
-
-    SETTINGS = "settings"
-    DOWNLOAD = "download"
-    ENGINE = "engine"
-    ADAPTERS = "adapters"
-    WARM_UP = "warm-up"
+from lmi_vllm.inference.start_progress import Phase, StartProgress
 
 
 class State(StrEnum):
@@ -33,7 +23,6 @@ class State(StrEnum):
     DRAINING = "DRAINING"
 
 
-_AFTER_THE_ENGINE: Final = (Phase.ADAPTERS, Phase.WARM_UP)
 STARTING: Final = (State.PENDING, State.WAKING)
 DRAIN_RETRY_SECONDS: Final = 30
 RETRY_SECONDS: Final = 5
@@ -43,101 +32,6 @@ _REFUSED: Final = MappingProxyType({
     State.FAILED: "Model {} is not available: the engine has failed",
     State.DRAINING: "Model {} is draining: the server is shutting down",
 })  # fmt: skip
-_NOTHING: Final[Mapping[str, object]] = MappingProxyType({})
-
-
-class StartProgress:
-    """Progress of a start: its phase, the seconds of each, the engine's steps, the download."""
-
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        self.phase = Phase.SETTINGS
-        self.is_running = True
-        self.step = ""  # of the engine's phase, as far as its log says
-        self.download = _NOTHING  # the last figures of a download, also after its end
-        self.progress = _NOTHING  # start of the running phase
-        self._now = now
-        self._began = now()
-        self._engine_began: float | None = None
-        self._is_repeated = False  # an engine's start in a process that has imported all
-        self._last_seconds = 0.0  # of the last such start
-        self._phases, self._steps = Laps(now), Laps(now)
-        self._phases.enter(self.phase)
-
-    @property
-    def elapsed_seconds(self) -> float:
-        """Seconds since the server began to start, or to restart its engine."""
-        return self._now() - self._began
-
-    @property
-    def engine_seconds(self) -> float:
-        """Seconds since the engine began to start; 0 before."""
-        return 0.0 if self._engine_began is None else self._now() - self._engine_began
-
-    @property
-    def phase_seconds(self) -> Mapping[str, float]:
-        """Seconds of each phase of the last start, the running one included."""
-        return self._phases.seconds
-
-    @property
-    def step_seconds(self) -> Mapping[str, float]:
-        """Seconds of each step of the engine's last start, the running one included."""
-        return self._steps.seconds
-
-    def enter(self, phase: Phase) -> None:
-        """Enter `phase`; no effect if it is the running one. A phase may be entered again."""
-        if phase is self.phase:
-            return
-        if phase is Phase.ENGINE and self.phase not in _AFTER_THE_ENGINE:
-            self._engine_began = self._now()
-        if phase is Phase.ADAPTERS:
-            self._end_step()
-        self._phases.enter(phase)
-        self.phase, self.progress = phase, _NOTHING
-
-    def enter_step(self, step: str, figures: Mapping[str, object]) -> None:
-        """Enter a step of the engine's phase; `figures` are added to those of earlier ones.
-
-        May be called from any thread.
-        """
-        if self.phase in _AFTER_THE_ENGINE:
-            return
-        if step != self.step:
-            self._steps.enter(step)
-            self.step = step
-        if figures:
-            self.progress = {**self.progress, **figures}
-
-    def report(self, progress: Mapping[str, object]) -> None:
-        """Keep the figures of a running download; may be called from any thread."""
-        self.progress = self.download = progress
-
-    @property
-    def seconds_left(self) -> float:
-        """Seconds that a restarted engine needs if it takes as long as the last one; 0: unknown."""
-        if not (self.is_running and self._is_repeated):
-            return 0.0
-        return max(0.0, self._last_seconds - self.elapsed_seconds)
-
-    def restart(self) -> None:
-        """Restart the clock, at the engine phase."""
-        self.is_running = self._is_repeated = True
-        self._began = self._engine_began = self._now()
-        self._phases.clear()
-        self._steps.clear()
-        self.phase, self.step, self.progress = Phase.ENGINE, "", _NOTHING
-        self._phases.enter(self.phase)
-
-    def end(self, *, is_ready: bool = False) -> None:
-        """Stop the clock at the end of the start, successful or not."""
-        if is_ready and self.is_running and self._is_repeated:
-            self._last_seconds = self.elapsed_seconds
-        self.is_running = False
-        self._phases.enter("")
-        self._end_step()
-
-    def _end_step(self) -> None:
-        self._steps.enter("")
-        self.step = ""
 
 
 class Lifecycle:

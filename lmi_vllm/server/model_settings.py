@@ -17,7 +17,7 @@ from lmi_vllm.config.model_source import (
 from lmi_vllm.config.properties import read_properties
 from lmi_vllm.config.setting import CommandLine
 from lmi_vllm.config.settings import Settings
-from lmi_vllm.inference.lifecycle import Phase, StartProgress
+from lmi_vllm.inference.start_progress import Phase, StartProgress
 from lmi_vllm.server.context import ServerContext
 from lmi_vllm.server.plan import StartPlan, plan_start
 from lmi_vllm.sources.archives import is_archive, unpack

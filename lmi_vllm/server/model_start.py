@@ -9,7 +9,7 @@ from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import EngineStartError
 from lmi_vllm.inference.context import Runtime
-from lmi_vllm.inference.lifecycle import Phase
+from lmi_vllm.inference.start_progress import Phase
 from lmi_vllm.server.adapter_start import load_adapters
 from lmi_vllm.server.code_start import ModelCode, code_loader
 from lmi_vllm.server.context import ModelContext, ServerContext

@@ -21,8 +21,8 @@ from lmi_vllm.config.properties import parse_properties
 from lmi_vllm.demo import DEMO_MODEL_DIR
 from lmi_vllm.errors import LmiError
 from lmi_vllm.features.error_rates.rates import error_rate
-from lmi_vllm.inference.context import adapter_names, chosen_adapters
 from lmi_vllm.inference.pipeline import PayloadKind, dispatch
+from lmi_vllm.inference.request.adapter_names import adapter_names, chosen_adapters
 from lmi_vllm.inference.request.body import decode_body, form_field
 from lmi_vllm.inference.request.limits import check_limits, sequence_count
 from lmi_vllm.inference.request.lmi import parse_lmi_request

@@ -14,7 +14,8 @@ import pytest
 from lmi_vllm.clock import Clock
 from lmi_vllm.config.setting import CommandLine
 from lmi_vllm.features.scripted.engine import ScriptedEngine, ScriptedFactory
-from lmi_vllm.inference.lifecycle import Phase, State
+from lmi_vllm.inference.lifecycle import State
+from lmi_vllm.inference.start_progress import Phase
 from lmi_vllm.server.server import Server
 from lmi_vllm.server.supervisor import RESTART_PAUSE_SECONDS
 from tests.support.assembled import ASSEMBLED, load_settings

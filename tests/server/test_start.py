@@ -7,7 +7,7 @@ import pytest
 
 from lmi_vllm.errors import EngineFailureError, EngineStartError, StartupError
 from lmi_vllm.features.scripted.engine import Fail, ScriptedEngine
-from lmi_vllm.inference.lifecycle import Phase
+from lmi_vllm.inference.start_progress import Phase
 from tests.server.conftest import WARM_UP_JOBS, Engines, Serve
 
 

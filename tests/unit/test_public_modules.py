@@ -14,6 +14,7 @@ SHARED = """
         vllm_schema other_servers.tgi_variables other_servers.vllm_flags
     engine: base deaths factory vllm.factory vllm.names vllm.processes vllm.workarounds
     inference: context lifecycle queue request.body request.lmi request.parameters request.tgi
+        start_progress
         response.openai_events
         response.streams service
     server: context listeners model_settings parts plan start_parts warm_up

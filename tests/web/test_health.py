@@ -2,7 +2,8 @@ from collections.abc import Callable
 
 import pytest
 
-from lmi_vllm.inference.lifecycle import Lifecycle, Phase, State
+from lmi_vllm.inference.lifecycle import Lifecycle, State
+from lmi_vllm.inference.start_progress import Phase
 from lmi_vllm.web.request import Routes, WebOptions
 from tests.conftest import ServeScripted
 from tests.web.conftest import lifecycle_of

@@ -24,8 +24,8 @@ from lmi_vllm._version import __version__
 from lmi_vllm.errors import CrossSiteError
 from lmi_vllm.features.console.machine_memory import gpus_in_use, memory_in_use
 from lmi_vllm.features.console.snapshot import read_snapshot, wanted_series
-from lmi_vllm.inference.lifecycle import Phase
 from lmi_vllm.inference.service import InferenceService
+from lmi_vllm.inference.start_progress import Phase
 from lmi_vllm.server.listeners import ListenerContext
 from lmi_vllm.translate.devices import detect_devices
 from lmi_vllm.web.cross_site import is_cross_site

@@ -30,8 +30,9 @@ from lmi_vllm.features.front_ends.first import EngineClients, FirstProcess, Shar
 from lmi_vllm.features.front_ends.handle import FrontEnd, ProcessEndedError
 from lmi_vllm.features.front_ends.series import remove_files, series_of_all
 from lmi_vllm.features.front_ends.shared_counters import SharedCounters
-from lmi_vllm.inference.lifecycle import Phase, State
+from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.inference.service import InferenceService
+from lmi_vllm.inference.start_progress import Phase
 from lmi_vllm.messages import EngineArguments, ServingProfile
 from lmi_vllm.private_folders import new_private_folder
 from lmi_vllm.server.context import ProcessGroup

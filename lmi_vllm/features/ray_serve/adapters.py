@@ -15,8 +15,7 @@ import orjson
 from starlette.middleware import Middleware
 
 from lmi_vllm.features.ray_serve.relay import Message, Receive, Send
-from lmi_vllm.inference.context import ADAPTER_HEADER
-from lmi_vllm.inference.request.lmi import NAMES_OF_ADAPTERS
+from lmi_vllm.inference.request.lmi import ADAPTER_HEADER, NAMES_OF_ADAPTERS
 from lmi_vllm.inference.request.tgi import TGI_NAMES
 
 MODEL_ID_HEADER: Final = b"serve_multiplexed_model_id"

@@ -10,8 +10,8 @@ import orjson
 
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.engine.vllm.start_steps import ORDER, StepWriter, named_for_children
-from lmi_vllm.inference.lifecycle import StartProgress
 from lmi_vllm.inference.service import InferenceService
+from lmi_vllm.inference.start_progress import StartProgress
 from lmi_vllm.server.context import ServerEvents
 
 logger = logging.getLogger(__name__)

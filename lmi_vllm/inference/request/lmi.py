@@ -23,6 +23,7 @@ from lmi_vllm.inference.request.sampling import (
 )
 from lmi_vllm.messages import FRAMINGS, METERED, ServingProfile, TgiRoute
 
+ADAPTER_HEADER: Final = "x-amzn-sagemaker-adapter-identifier"
 NAMES_OF_ADAPTERS: Final = ("adapters", "adapter_id")  # in `parameters`
 _NEUTRAL: Final[Mapping[str, object]] = MappingProxyType(
     {"repetition_penalty": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}

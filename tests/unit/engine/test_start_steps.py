@@ -15,7 +15,8 @@ import pytest
 
 from lmi_vllm.engine.vllm.start_steps import MARKS, ORDER, STEPS_VARIABLE, step_of
 from lmi_vllm.features.start_steps.reading import enter, following, reading_steps
-from lmi_vllm.inference.lifecycle import Lifecycle, Phase, StartProgress
+from lmi_vllm.inference.lifecycle import Lifecycle
+from lmi_vllm.inference.start_progress import Phase, StartProgress
 from lmi_vllm.server.context import ServerEvents
 
 LINES = (

@@ -1,7 +1,8 @@
 import pytest
 
 from lmi_vllm.errors import NotReadyError
-from lmi_vllm.inference.lifecycle import DRAIN_RETRY_SECONDS, Lifecycle, Phase, State
+from lmi_vllm.inference.lifecycle import DRAIN_RETRY_SECONDS, Lifecycle, State
+from lmi_vllm.inference.start_progress import Phase
 
 
 def lifecycle(state: State) -> Lifecycle:

@@ -11,7 +11,7 @@ from aiohttp.test_utils import TestClient
 
 import lmi_vllm.features.console.routes as console_module
 from lmi_vllm.features.console.routes import ConsoleOptions, group
-from lmi_vllm.inference.lifecycle import Phase
+from lmi_vllm.inference.start_progress import Phase
 from lmi_vllm.messages import ServingProfile
 from lmi_vllm.web.request import Routes, WebOptions
 from tests.conftest import ServeScripted

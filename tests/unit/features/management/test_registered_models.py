@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from lmi_vllm.errors import EngineMemoryError, EngineStartError
-from lmi_vllm.inference.lifecycle import Phase, State
+from lmi_vllm.inference.lifecycle import State
+from lmi_vllm.inference.start_progress import Phase
 from tests.server.conftest import Engines, Serve, Serving, engines, serve, until
 
 __all__ = ["engines", "serve"]

@@ -1,9 +1,10 @@
 """The summary of a start: what it says, and that it stays on one screen."""
 
 from lmi_vllm.features.start_summary.summary import StartSummary
-from lmi_vllm.inference.lifecycle import Lifecycle, Phase, State
+from lmi_vllm.inference.lifecycle import Lifecycle, State
 from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.inference.service import InferenceService
+from lmi_vllm.inference.start_progress import Phase
 from lmi_vllm.messages import EngineArguments, ModelArtifacts, Origin, OriginKind, ServingProfile
 from lmi_vllm.server.plan import StartPlan
 from lmi_vllm.translate.arguments import Translation
