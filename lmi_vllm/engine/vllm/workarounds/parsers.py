@@ -41,6 +41,7 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 from lmi_vllm.engine.vllm.names import ReasoningParserManager, VLLMValidationError
+from lmi_vllm.engine.vllm.workarounds.call_streams import streaming_whole_calls
 from lmi_vllm.engine.vllm.workarounds.tool_calls import CallsReadAlike
 from lmi_vllm.telemetry.records import current_record
 
@@ -140,7 +141,9 @@ class LimitedParser:
 
 def limited(parser: type, alarm: Alarm) -> type:
     """Return the class of a parser whose answers have a limited time, and calls read alike."""
-    return type(parser.__name__, (LimitedParser, CallsReadAlike, parser), {"alarm": alarm})
+    read = streaming_whole_calls(getattr(parser, "tool_parser_cls", None))
+    own = {"alarm": alarm, "tool_parser_cls": read}
+    return type(parser.__name__, (LimitedParser, CallsReadAlike, parser), own)
 
 
 def limit_parsers(state: Any) -> None:
