@@ -9,7 +9,6 @@ The difference of the two is what vLLM's own part of the front end costs, and wh
 can save at most. The difference of ours to the first is what this server adds.
 """
 
-import argparse
 import os
 import statistics
 import sys
@@ -18,7 +17,7 @@ from typing import Final
 
 from integration.bench.results import Result, Table, spread
 from integration.bench.servers import STEP_VARIABLE, our_command, running
-from integration.bench.tokens import LMI_PLAIN, SHORTER, cost, parts
+from integration.bench.tokens import LMI_PLAIN, SHORTER, cost, of_streams, parts
 
 WAYS: Final = ("generate", "core")
 
@@ -30,12 +29,7 @@ def bare_command(way: str, port: int) -> list[str]:
 
 def main() -> Result:
     """Measure in turns."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--streams", type=int, default=64)
-    parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--step-ms", type=int, default=40)
-    given = parser.parse_args()
+    given = of_streams(__doc__).parse_args()
     if given.step_ms:
         os.environ[STEP_VARIABLE] = str(given.step_ms)
     lengths = (given.tokens, given.tokens // SHORTER)

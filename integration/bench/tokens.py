@@ -117,13 +117,19 @@ def cost(server: Running, lane: Lane, streams: int, tokens: int) -> tuple[float,
     return spent / (streams * tokens) * 1e6, streams * tokens / rows
 
 
-def main() -> Result:
-    """Measure in turns."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+def of_streams(doc: str | None) -> argparse.ArgumentParser:
+    """Return the parser of a benchmark of streams, which run at the pace of a step."""
+    parser = argparse.ArgumentParser(description=(doc or "").splitlines()[0])
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--step-ms", type=int, default=40)
+    return parser
+
+
+def main() -> Result:
+    """Measure in turns."""
+    parser = of_streams(__doc__)
     parser.add_argument("--interval", type=int, default=8)
     given = parser.parse_args()
     if given.step_ms:
