@@ -6,8 +6,10 @@ Ray goes to any replica, and is answered as well.
 """
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import parse_qs
 
@@ -22,6 +24,8 @@ MODEL_ID_HEADER: Final = b"serve_multiplexed_model_id"
 LONGEST_BODY: Final = 1 << 20  # bytes; longer ones are passed on unread
 NAMES_SECONDS: Final = 60.0  # for which the names of the served model are known
 RETRY_SECONDS: Final = 5.0  # after they could not be read
+ASK_SECONDS: Final = 5.0  # that requests wait for them
+MOST_PREFIXES: Final = 64  # a client may write any; those asked for last are known
 _MODELS: Final = "/v1/models"
 _OK: Final = 200
 
@@ -36,8 +40,7 @@ class AdapterMiddleware:
 
     def __init__(self, app: Any) -> None:
         self._app = app
-        self._names: dict[str, tuple[float, frozenset[str] | None]] = {}
-        self._asking = asyncio.Lock()
+        self._known: dict[str, _ServedNames] = {}
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         """Pass the request on, with the header where it names an adapter."""
@@ -74,13 +77,18 @@ class AdapterMiddleware:
     async def _served_names(self, scope: Mapping[str, Any]) -> frozenset[str] | None:
         """Return the names of the base model, which any replica answers; None: not known."""
         prefix = _prefix(scope["path"])
-        async with self._asking:
-            until, names = self._names.get(prefix, (0.0, None))
-            if time.monotonic() > until:
+        known = self._known.pop(prefix, None) or _ServedNames()
+        self._known[prefix] = known
+        if len(self._known) > MOST_PREFIXES:
+            del self._known[next(iter(self._known))]
+        async with known.asking:
+            if time.monotonic() > known.until:
                 names = await self._ask_for_names(prefix, scope)
+                # One client's key may be wrong, and others' right.
+                known.names = known.names if names is None else names
                 pause = RETRY_SECONDS if names is None else NAMES_SECONDS
-                self._names[prefix] = (time.monotonic() + pause, names)
-        return names
+                known.until = time.monotonic() + pause
+        return known.names
 
     async def _ask_for_names(self, prefix: str, scope: Mapping[str, Any]) -> frozenset[str] | None:
         path = prefix + _MODELS
@@ -94,11 +102,28 @@ class AdapterMiddleware:
             "headers": credentials,
         }  # fmt: skip
         answer = _Answer()
-        await self._app(asked, answer.receive, answer.send)
-        if answer.status != _OK:
-            return None
-        models = orjson.loads(bytes(answer.body))["data"]
-        return frozenset(model["id"] for model in models if model.get("parent") is None)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ASK_SECONDS):
+                await self._app(asked, answer.receive, answer.send)
+        return _base_names(answer.body) if answer.status == _OK else None
+
+
+@dataclass
+class _ServedNames:
+    """The names of the base model below one prefix; None: not known."""
+
+    names: frozenset[str] | None = None
+    until: float = 0.0
+    asking: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+def _base_names(body: bytes | bytearray) -> frozenset[str] | None:
+    """Return the names in a list of models; None where another application's answer is no list."""
+    try:
+        models = orjson.loads(body)["data"]
+        return frozenset(str(model["id"]) for model in models if model.get("parent") is None)
+    except (orjson.JSONDecodeError, LookupError, TypeError, AttributeError):
+        return None
 
 
 class _Answer:

@@ -1,11 +1,17 @@
 """The middleware of Ray's proxies: Ray's header has the adapter, and base models have none."""
 
+import asyncio
 import json
 from typing import Any
 
 import pytest
 
-from lmi_vllm.features.ray_serve.adapters import LONGEST_BODY, AdapterMiddleware
+from lmi_vllm.features.ray_serve import adapters
+from lmi_vllm.features.ray_serve.adapters import (
+    LONGEST_BODY,
+    MOST_PREFIXES,
+    AdapterMiddleware,
+)
 from lmi_vllm.features.ray_serve.relay import Message, Receive, Send
 
 MODELS = {"data": [{"id": "base", "parent": None}, {"id": "fr", "parent": "base"}]}
@@ -16,8 +22,10 @@ RAY = b"serve_multiplexed_model_id"
 class App:
     """What comes behind the middleware: it keeps requests, and lists the models."""
 
-    def __init__(self, status: int = 200) -> None:
+    def __init__(self, status: int = 200, models: Any = None) -> None:
         self.status, self.lists = status, 0
+        self.models = MODELS if models is None else models
+        self.is_stuck = False
         self.asked: list[tuple[dict[bytes, bytes], bytes]] = []
         self.credentials: list[dict[bytes, bytes]] = []
 
@@ -32,8 +40,10 @@ class App:
         if scope["path"].endswith("/v1/models"):
             self.lists += 1
             self.credentials.append(dict(scope["headers"]))
+            if self.is_stuck:
+                await asyncio.Event().wait()
             await send({"type": "http.response.start", "status": self.status, "headers": []})
-            await send({"type": "http.response.body", "body": json.dumps(MODELS).encode()})
+            await send({"type": "http.response.body", "body": json.dumps(self.models).encode()})
         else:
             self.asked.append((dict(scope["headers"]), body))
 
@@ -112,3 +122,46 @@ async def test_models_are_asked_for_once_with_the_key_of_the_client() -> None:
         await ask(middleware, {"model": "fr"}, "/v1/x")
     assert app.lists == 1
     assert [RAY in headers for headers, _ in app.asked] == [False] * 3
+
+
+async def test_wrong_key_of_one_client_hides_no_names_from_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What was known stays, when the list is asked for again and refused."""
+    monkeypatch.setattr(adapters, "NAMES_SECONDS", -1.0)
+    app = App()
+    middleware = AdapterMiddleware(app)
+    await ask(middleware, {"model": "fr"}, "/v1/x")
+    app.status = 401
+    await ask(middleware, {"model": "fr"}, "/v1/x")
+    assert app.lists == 2
+    assert [headers.get(RAY) for headers, _ in app.asked] == [b"fr", b"fr"]
+
+
+@pytest.mark.parametrize("models", [[], {}, {"data": 5}, {"data": [5]}, {"data": [{}]}, "text"])
+async def test_other_applications_have_other_answers(models: Any) -> None:
+    """Ray's proxies have one middleware for all applications; a request of another one passes."""
+    app = App(models=models)
+    await ask(AdapterMiddleware(app), {"model": "fr"}, "/other/v1/x")
+    ((headers, _),) = app.asked
+    assert RAY not in headers
+
+
+async def test_list_that_does_not_come_holds_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replica may be busy, or still start."""
+    monkeypatch.setattr(adapters, "ASK_SECONDS", 0.01)
+    app = App()
+    app.is_stuck = True
+    await ask(AdapterMiddleware(app), {"model": "fr"}, "/v1/x")
+    assert [RAY in headers for headers, _ in app.asked] == [False]
+
+
+async def test_prefixes_that_clients_invent_take_no_memory() -> None:
+    """The one that is asked for stays known."""
+    app = App()
+    middleware = AdapterMiddleware(app)
+    for number in range(3 * MOST_PREFIXES):
+        await ask(middleware, {"model": "fr"}, f"/{number}/v1/x")
+        await ask(middleware, {"model": "fr"}, "/v1/x")
+    assert app.lists == 3 * MOST_PREFIXES + 1
+    assert len(middleware._known) == MOST_PREFIXES
