@@ -129,7 +129,10 @@ class OptionTable:
             if bare == row.name.lower():
                 return f"write {SERVING_PREFIX}{row.name.upper()}"
         option = next((each for each in self.names() if each.lower() == bare), None)
-        return "" if option is None else f"write {OPTION_PREFIX}{_suffix(option)}"
+        if option is not None:
+            return f"write {OPTION_PREFIX}{_suffix(option)}"
+        own = f"{OWN_PREFIX}{bare.upper()}"
+        return f"write {own}" if own in self.variables else ""
 
     def serving_rows(self) -> tuple[Option, ...]:
         """The server settings that can be written `SERVING_<NAME>`."""

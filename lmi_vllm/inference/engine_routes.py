@@ -40,7 +40,8 @@ async def pass_on(
     """Return the application's answer to a request that is not for the model; it needs no slot."""
     application = _application(runtime)
     answer = await application.call(http)
-    if route.kind is RouteKind.MANAGEMENT and http.method not in READING:
+    is_changed = http.method in route.methods and http.method not in READING
+    if route.kind is RouteKind.MANAGEMENT and is_changed:
         is_asleep = await application.is_asleep()
         lifecycle.set_asleep(is_asleep=is_asleep)
     reply = unchanged_reply(answer)

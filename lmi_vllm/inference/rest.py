@@ -66,6 +66,26 @@ class Rest:
         finally:
             self._held -= 1
 
+    async def fall_asleep(self, seconds: float) -> None:
+        """Ask for sleep; return once it has begun, is called off or `seconds` are over."""
+        ended = asyncio.Event()  # the model answers again, drains or has failed
+
+        def note(state: State) -> None:
+            if state is not State.ASLEEP:
+                ended.set()
+
+        self.lifecycle.on_state.append(note)
+        if not self.lifecycle.is_resting:
+            self.asked.set()
+        waits = [asyncio.create_task(event.wait()) for event in (self.begun, ended)]
+        try:
+            await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+            self.lifecycle.on_state.remove(note)
+            self.asked.clear()
+
     async def awake(self) -> None:
         """Wake the model, and return once it answers; what waits holds a slot or keeps it awake.
 

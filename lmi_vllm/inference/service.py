@@ -157,8 +157,9 @@ class InferenceService:
         # a pause has kept, and for responses to be read.
         is_inference = route.kind is RouteKind.INFERENCE
         states = () if is_inference else (State.ASLEEP, State.DRAINING)
-        if http.method in READING:  # it wakes nothing
-            if route.kind is RouteKind.MANAGEMENT:
+        is_served = http.method in route.methods  # else it is refused before the engine
+        if http.method in READING or not is_served:  # it wakes nothing
+            if is_served and route.kind is RouteKind.MANAGEMENT:
                 self.rest.check_engine()
             return await pass_on(self._runtime_in(states), self.lifecycle, http, route)
         async with self.rest.kept_awake():

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from pathlib import Path
 
 from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.engine.base import Engine
@@ -159,6 +160,11 @@ class ModelStart:
             raise type(error)(self._files.with_failures(error.text)) from error
 
     async def _start_engine(self, ready: ReadyFiles) -> Engine:
+        path = Path(ready.model.model)
+        if path.is_absolute() and not await asyncio.to_thread(
+            path.exists
+        ):  # vLLM would take it for a hub's id
+            raise EngineStartError(f"the model's files are gone: {path} does not exist any more")
         clients = self._context.processes.new_clients()
         try:
             return await self._context.engine_factory.start(

@@ -1,7 +1,5 @@
 """`/server/sleep`: whether the model rests; puts it to sleep, or wakes it, by a call."""
 
-import asyncio
-import contextlib
 from typing import Any, Final
 
 from aiohttp import web
@@ -39,20 +37,29 @@ async def _fall_asleep(service: InferenceService) -> None:
 
     Raises:
         BadParameterError: there is no model, or it is another state's turn.
-        ModelBusyError: it has requests.
+        ModelBusyError: it is in use, or was wanted before it slept.
         NotReadyError: it starts, drains or has failed.
     """
     rest, lifecycle = service.rest, service.lifecycle
     if not lifecycle.has_model:
         raise BadParameterError("there is no model that could sleep")
     lifecycle.check_ready()
-    if lifecycle.state is State.HEALTHY:
-        if service.queue.in_flight or rest.is_kept_awake:
-            raise ModelBusyError(f"the model has {service.queue.in_flight} requests in flight")
-        rest.asked.set()
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(rest.begun.wait(), GIVE_BACK_SECONDS)
-    rest.asked.clear()
+    if lifecycle.state is State.HEALTHY and (service.queue.in_flight or rest.is_kept_awake):
+        raise _busy(service)
+    if lifecycle.state is State.WAKING:
+        raise ModelBusyError("the model is waking, since a request or a call wants it")
+    await rest.fall_asleep(GIVE_BACK_SECONDS)
+    lifecycle.check_ready()
+    if lifecycle.state is not State.ASLEEP:
+        raise _busy(service)
+
+
+def _busy(service: InferenceService) -> ModelBusyError:
+    if count := service.queue.in_flight:
+        return ModelBusyError(f"the model has {count} requests in flight")
+    if service.rest.is_kept_awake:
+        return ModelBusyError("a call, such as one that changes adapters, needs the engine")
+    return ModelBusyError("the model was wanted before it slept")
 
 
 def _state(service: InferenceService) -> dict[str, Any]:

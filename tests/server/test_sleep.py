@@ -1,6 +1,7 @@
 """Scale to zero: an idle model gives its memory back, and the next request wakes it."""
 
 import asyncio
+import shutil
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -202,6 +203,17 @@ async def test_engine_that_does_not_wake_is_started_again(serve: Serve, engines:
     assert await server.infer() == 200
 
 
+async def test_model_whose_files_are_gone_is_named(serve: Serve, tmp_path: Path) -> None:
+    """VLLM would take the path for a hub's id, and say that it is none."""
+    shutil.copytree(DEMO_MODEL_DIR, model := tmp_path / "model")
+    server = await (await serve(str(model))).ready()
+    assert (await server.ask("POST", "/server/sleep")).status == 200
+    model.rename(tmp_path / "gone")
+    assert (await server.ask("POST", "/invocations", PROMPT)).status == 503
+    code, reason = await server.ended()
+    assert (code, f"{model} does not exist any more" in reason) == (1, True)
+
+
 async def test_drain_while_asleep_wakes_no_engine(serve: Serve, engines: Engines) -> None:
     """Nothing is in flight: the server ends at once."""
     server = await asleep(serve)
@@ -300,6 +312,8 @@ async def test_call_that_changes_adapters_keeps_it_awake(serve: Serve, engines: 
     await asyncio.sleep(0.2)
     await server.clock.advance(100)
     assert server.state is State.HEALTHY
+    refused = await server.ask("POST", "/server/sleep")
+    assert (refused.status, "changes adapters" in refused.body.decode()) == (409, True)
     slow.loaded.set()
     assert (await call).status == 200
 
@@ -336,6 +350,55 @@ async def test_route_refuses_while_requests_run(serve: Serve, engines: Engines) 
     assert await request == 200
     await server.clock.advance(100)
     assert server.state is State.HEALTHY
+
+
+async def test_route_refuses_to_put_a_model_to_sleep_that_wakes(
+    serve: Serve, engines: Engines
+) -> None:
+    """At once: who waits for it is not let down, and the call does not wait for a next sleep."""
+    server = await asleep(serve)
+    engines.gate.clear()
+    request = await waiting(server)
+    await server.became(State.WAKING)
+    refused = await asyncio.wait_for(server.ask("POST", "/server/sleep"), 10)
+    assert (refused.status, "is waking" in refused.body.decode()) == (409, True)
+    engines.gate.set()
+    assert (await request).status == 200
+
+
+async def test_route_says_that_a_request_called_the_sleep_off(serve: Serve) -> None:
+    """One that another process admitted meanwhile: 409, where 200 would say that it sleeps."""
+    server = await (await serve()).ready()
+    server.on_confirm_state(2)
+    refused = await asyncio.wait_for(server.ask("POST", "/server/sleep"), 10)
+    assert (refused.status, "2 requests in flight" in refused.body.decode()) == (409, True)
+    server.give_back_slots()
+    assert (await server.ask("POST", "/server/sleep")).json["status"] == "Asleep"
+
+
+@dataclass
+class SlowToEnd(ScriptedEngine):
+    """Ends once `ended` is set."""
+
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def close(self) -> None:
+        """Wait for it."""
+        await self.ended.wait()
+        await ScriptedEngine.close(self)
+
+
+async def test_drain_answers_a_call_that_puts_to_sleep(serve: Serve, engines: Engines) -> None:
+    """It is not cut off: the model is not asleep, and the next caller learns why."""
+    engines.script = [slow := SlowToEnd()]
+    server = await (await serve()).ready()
+    call = asyncio.create_task(server.ask("POST", "/server/sleep"))
+    await server.became(State.ASLEEP)
+    server.stop.set()
+    refused = await asyncio.wait_for(call, 10)
+    assert (refused.status, "shutting down" in refused.body.decode()) == (503, True)
+    slow.ended.set()
+    assert await server.ended() == (0, "")
 
 
 async def test_call_of_the_engines_own_sleep_is_not_woken_by_requests(serve: Serve) -> None:

@@ -1,5 +1,6 @@
 """Routes of the engine's own HTTP application: keys, queue, adapters and limits are around them."""
 
+import asyncio
 import contextlib
 import io
 import json
@@ -483,5 +484,10 @@ async def test_reading_route_of_an_engine_that_has_ended_is_refused(
     refused = await client.get("/is_sleeping", headers=KEY)
     assert (refused.status, "its engine has ended" in await refused.text()) == (503, True)
     assert (await client.get("/version", headers=KEY)).status == 200
+    for path in ("/is_sleeping", "/v1/messages/count_tokens", "/v1/messages"):
+        await asyncio.wait_for(client.delete(path, headers=KEY), 10)  # a method it does not have
+    for path in ("/v1/messages", "/invocations", "/nowhere"):
+        assert (await asyncio.wait_for(client.post(path), 10)).status in (401, 404)  # without a key
+    assert not service.rest.wanted.is_set()
     service.rest.level = "1"
     assert (await client.get("/is_sleeping", headers=KEY)).status == 200
