@@ -94,7 +94,7 @@ def test_a_terminal_has_a_line_that_moves_then_the_address_last() -> None:
     assert [line.strip()[:3] for line in end[2:4]] == ["-H ", "-d "]
     assert end[4].strip().startswith("Console on http://")
     assert max(map(len, end[1:5])) < 80
-    assert "ended: 0 requests answered, 0 refused or failed" in screen.splitlines()[-1]
+    assert "ended: no request came" in screen.splitlines()[-1]
     assert code == 0
 
 

@@ -63,8 +63,8 @@ LoRA slots = max_loras x max_lora_rank x (inputs + outputs of every linear layer
   [published log](https://github.com/vllm-project/vllm/pull/10511) of an 8B model on 80 GB shows 3.05 GiB, and 4.84 GiB with
   tensor parallel 2. vLLM measures it when it starts.
 
-If a model cannot fit into an empty device, `validate` reports an error. Otherwise it prints the numbers as a warning. We have
-not measured any of this on a GPU.
+If a model cannot fit into an empty device, `validate` reports an error. Otherwise it prints the numbers. They were compared
+with one GPU, [an H200](performance/gpu-runs.md#the-run-on-an-h100).
 
 ## What fits
 

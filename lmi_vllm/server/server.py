@@ -130,16 +130,13 @@ class Server:
         await self._close_engine(stop)
         await within(self._processes.end(), "the end of the other front ends")
         await within(listeners.close(), "the end of connections")
-        self._say_what_was_done()
+        self._say_what_was_done(outcome)
         return outcome
 
-    def _say_what_was_done(self) -> None:
-        totals = self.service.telemetry.totals
-        logger.info(
-            "ended: %d requests answered, %d refused or failed, %d left by their clients, %d of "
-            "those in flight cut off",
-            totals.answered, totals.failed, totals.left, self._cut,
-        )  # fmt: skip
+    def _say_what_was_done(self, outcome: Outcome) -> None:
+        done = self.service.telemetry.totals.in_words(self._cut)
+        if done or not outcome.code:  # a start that failed has its reason to say, and no more
+            logger.info("ended: %s", done or "no request came")
 
     async def _pause(self, stop: asyncio.Event) -> None:
         """Serve on for a while with a readiness of 503, so that balancers send no more requests."""

@@ -111,6 +111,17 @@ class RequestTotals:
         else:
             self.answered += 1
 
+    def in_words(self, cut: int) -> str:
+        """Return what is not zero, `cut` being those that the end cut off; empty for nothing."""
+        noun = "request" if self.answered == 1 else "requests"
+        parts = (
+            (self.answered, f"{noun} answered"),
+            (self.failed, "refused or failed"),
+            (self.left, "left by their clients"),
+            (cut, "of those in flight cut off"),
+        )
+        return ", ".join(f"{number} {words}" for number, words in parts if number)
+
 
 @dataclass(slots=True)
 class RequestLog:

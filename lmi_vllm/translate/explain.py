@@ -187,19 +187,24 @@ def as_table(explanation: Explanation, *, is_whole: bool = False) -> str:
         else:
             changed = row["name"] in explanation.changed_defaults
             groups[_CHANGED if changed else _QUIET].append(row)
-    quiet = groups.pop(_QUIET)
+    # `validate` is asked what is wrong, and `explain` what the defaults are.
+    left_out = [] if is_whole else [_QUIET, *([_CHANGED] if explanation.checked else [])]
+    quiet = sum(len(groups.pop(title)) for title in left_out)
     lines = []
-    if is_whole:
-        groups[_QUIET] = quiet
     for title, rows in groups.items():
         lines += [title, *_noted(rows), ""] if rows else []
     if not is_whole:
-        lines += [f"{len(quiet)} more options are at their defaults: --all shows them", ""]
-    lines.append("Engine arguments")
-    lines += [f"  {name} = {_compact(value)}" for name, value in explanation.engine_args.items()]
+        lines += [f"{quiet} more options are at their defaults: --all shows them", ""]
+    if is_whole or not explanation.checked:
+        arguments = explanation.engine_args.items()
+        lines += [
+            "Engine arguments",
+            *(f"  {name} = {_compact(value)}" for name, value in arguments),
+        ]
+        lines.append("")
     for title, sentences in _findings(explanation):
-        lines += ["", title, *(f"  {sentence}" for sentence in sentences)]
-    return "\n".join(lines)
+        lines += [title, *(f"  {sentence}" for sentence in sentences), ""]
+    return "\n".join(lines[:-1])
 
 
 def _noted(rows: Sequence[Mapping[str, object]]) -> Iterable[str]:
@@ -217,11 +222,19 @@ def _findings(explanation: Explanation) -> Iterable[tuple[str, tuple[str, ...]]]
     """The sentences below a table, each kind under its title."""
     kinds = {
         "Checked": explanation.checked,
-        "Memory": (explanation.memory,) if explanation.memory else (),
+        "Memory": tuple(_clauses(explanation.memory)),
         "Warnings": tuple(one for one in explanation.warnings if one != explanation.memory),
         "Errors": explanation.errors,
     }
     return ((title, sentences) for title, sentences in kinds.items() if sentences)
+
+
+def _clauses(estimate: str) -> Iterable[str]:
+    """The estimate without its formula, a clause a line."""
+    said, formula, _ = estimate.partition(". Formula: ")
+    yield from filter(None, said.split("; "))
+    if formula:
+        yield "--format json has the formula"
 
 
 def _cells(row: Mapping[str, object]) -> tuple[str, ...]:

@@ -7,6 +7,12 @@ from typing import Final
 
 from lmi_vllm.checks.model import text_part
 from lmi_vllm.checks.model_config import read_directory, tensor_names
+from lmi_vllm.checks.model_length import (
+    ALLOW_LONG,
+    is_allowed_longer,
+    longest_sequence,
+    overridden,
+)
 from lmi_vllm.checks.weight_files import weight_problems
 from lmi_vllm.config.secrets import mask_urls
 from lmi_vllm.config.vllm_schema import load_release
@@ -18,6 +24,9 @@ from lmi_vllm.translate.draft import ArgumentDraft, Rule
 _TRANSFORMERS: Final = ("tokenizer.json", "tokenizer.model")
 _CONFIGS: Final = ("config.json", "params.json")
 _NOMIC_LENGTH: Final = 2048  # vLLM's, where config.json says none (models/config.py)
+# Their rules are in `length`; vLLM reads these files, not config.json, for the length.
+_OF_OWN_LENGTH: Final = ("nomic_bert",)
+_OTHER_LENGTHS: Final = ("params.json", "sentence_*_config.json")
 _MISTRAL: Final = ("tekken.json", "tokenizer.model.v*")
 # Parts of the names of weights that turn a state into scores.
 _HEADS: Final = frozenset(
@@ -98,6 +107,34 @@ def length(draft: ArgumentDraft) -> None:
                     f"embedding dynamically, and vLLM has no values for later positions",
                     draft.settings.model.details.max_model_len,
                 )
+
+
+def own_length(draft: ArgumentDraft) -> None:
+    """Refuse a length above the model's before vLLM is imported, unless its variable allows one."""
+    asked, folder = draft.values.get("max_model_len"), draft.values.get("model")
+    if draft.environ is None or not isinstance(asked, int) or _has_other_length(draft, folder):
+        return
+    longest = longest_sequence(overridden(draft.config, draft.values.get("hf_overrides")))
+    if longest is not None and asked > longest:
+        say = draft.warn if is_allowed_longer(draft.environ) else draft.fail
+        say(
+            f"{draft.label('max_model_len')}: {asked} is above {longest}, the model's own length "
+            f"(config.json); {ALLOW_LONG}=1 or rope scaling in hf_overrides would be needed",
+            draft.settings.model.details.max_model_len,
+        )
+
+
+def _has_other_length(draft: ArgumentDraft, folder: object) -> bool:
+    """Whether something else than config.json says how long this model's sequences may be."""
+    if draft.config.get("model_type") in _OF_OWN_LENGTH:
+        return True
+    if draft.values.get("hf_config_path") or draft.values.get("config_format") == "mistral":
+        return True
+    if draft.engines.of(draft.architectures, draft.values) is not None:
+        return True
+    if not isinstance(folder, str) or not is_directory(folder):
+        return False
+    return any(found for name in _OTHER_LENGTHS for found in Path(folder).glob(name))
 
 
 def _warn_of_longrope(draft: ArgumentDraft, served: object, longest: int) -> None:
@@ -188,5 +225,5 @@ def tokenizer(draft: ArgumentDraft) -> None:
 
 
 CHECKPOINT_RULES: Final[tuple[Rule, ...]] = (
-    readable, tokenizer_mode, length, head, weights, whole_files, tokenizer
+    readable, tokenizer_mode, length, own_length, head, weights, whole_files, tokenizer
 )  # fmt: skip

@@ -27,7 +27,7 @@ SHARED = """
 OF_ONE = """
     -: demo
     adapters: listing
-    checks: adapter_config platform
+    checks: adapter_config model_length platform
     commands: serve
     config: layers model_source option_table options other_servers.nim_variables
         other_servers.replacement other_servers.vllm_server properties

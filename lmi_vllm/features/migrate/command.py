@@ -276,7 +276,15 @@ def _report(migration: Migration) -> list[str]:
             lines += ["", f"# {outcome}"]
         for step in steps:
             becomes = f" -> {step.becomes}" if step.becomes else ""
-            why = f" ({' '.join(step.why.split())})" if step.why else ""
+            why = f" ({_reason(step)})" if step.why else ""
             line = f"{step.source}{becomes}{why}"
             lines.append("#   " + "\\n".join(line.splitlines()))  # or the rest were settings
     return lines
+
+
+def _reason(step: Step) -> str:
+    """Return why on one line, without the option and its place, which stand before it."""
+    why = " ".join(step.why.split())
+    name, _, place = step.source.rpartition(" (")
+    label = f"{name.partition('=')[0]} ({place}"
+    return why.removeprefix(label).lstrip(": ") if place and why.startswith(label) else why

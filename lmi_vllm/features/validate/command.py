@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from lmi_vllm.checks.model_config import ModelFiles, read_directory
+from lmi_vllm.checks.model_length import overridden
 from lmi_vllm.commands.explain import (
     add_format_arguments,
     add_source_arguments,
@@ -17,7 +18,7 @@ from lmi_vllm.commands.explain import (
 )
 from lmi_vllm.config.secrets import mask_urls
 from lmi_vllm.features.validate.memory_estimate import GIB, estimate_memory
-from lmi_vllm.features.validate.model_checks import ALLOW_LONG, check_model
+from lmi_vllm.features.validate.model_checks import check_model
 from lmi_vllm.features.validate.model_shape import read_shape
 from lmi_vllm.messages import OriginKind
 from lmi_vllm.sources.archives import is_archive
@@ -54,10 +55,8 @@ def run(
     )
     files = given_files or _known(translation)
     memory = arguments.device_memory * GIB if arguments.device_memory else _device_bytes()
-    given = {**environ, **settings.environment_exports}
-    allows_long = given.get(ALLOW_LONG, "").strip().lower() in ("1", "true")
     memory = None if memory is None else int(memory)
-    result = validate(translation, files, memory, configuration, allows_long=allows_long)
+    result = validate(translation, files, memory, configuration)
     if files.config is not None:
         checked = _checked(translation, files, arguments.config, memory)
         result = replace(result, checked=tuple(checked))
@@ -70,8 +69,6 @@ def validate(
     files: ModelFiles,
     device_bytes: int | None,
     configuration: Configuration,
-    *,
-    allows_long: bool = False,
 ) -> Explanation:
     """Return the explanation with the findings of the checks and the memory estimate."""
     explanation, arguments = configuration.explain(translation), translation.arguments.values
@@ -82,8 +79,8 @@ def validate(
         return replace(explanation, warnings=others, errors=faults, checked=(_SETTINGS_ALONE,))
     origin = translation.arguments.origin_of("hf_overrides")
     given = None if origin.kind is OriginKind.DERIVED else arguments.get("hf_overrides")
-    shape = read_shape(_overridden(files.config, given))
-    findings = check_model(shape, arguments, configuration, allows_long=allows_long)
+    shape = read_shape(overridden(files.config, given))
+    findings = check_model(shape, arguments, configuration)
     estimate = estimate_memory(shape, arguments, files.weight_bytes, device_bytes)
     warnings, errors, memory = [*findings.warnings], [*findings.errors], ""
     if estimate is None:
@@ -103,18 +100,6 @@ def validate(
         errors=tuple(dict.fromkeys((*explanation.errors, *errors))),
         memory=memory,
     )
-
-
-def _overridden(config: Mapping[str, object], overrides: object) -> Mapping[str, object]:
-    """Return `config` as vLLM reads it with `hf_overrides`, which may change its parts, too."""
-    if not isinstance(overrides, Mapping):
-        return config
-    parts = {
-        name: {**part, **value}
-        for name, value in overrides.items()
-        if isinstance(value, Mapping) and isinstance(part := config.get(name), Mapping)
-    }
-    return {**config, **overrides, **parts}
 
 
 def _checked(

@@ -37,9 +37,6 @@ _ENDS: Final = (
 _NEED_16_BIT: Final = ("awq", "auto_awq", "awq_marlin", "gptq", "auto_gptq", "gptq_marlin")
 
 
-ALLOW_LONG: Final = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
-
-
 @dataclass(frozen=True, slots=True)
 class Findings:
     """The warnings and errors of the checks, as messages."""
@@ -52,13 +49,8 @@ def check_model(
     shape: ModelShape,
     arguments: Mapping[str, object],
     configuration: Configuration,
-    *,
-    allows_long: bool = False,
 ) -> Findings:
-    """Return the findings of all checks; `arguments` are the engine's.
-
-    With `allows_long` vLLM takes a max_model_len above the model's own length.
-    """
+    """Return the findings of all checks; `arguments` are the engine's."""
     engine = configuration.translator.engines.of(shape.architectures, arguments)
     if engine is not None:
         own = engine.runs(shape.architectures, arguments)
@@ -68,7 +60,6 @@ def check_model(
     (warnings if _has_backend(shape, arguments) else errors).extend(
         _architecture(shape, arguments, configuration.model_classes)
     )
-    (warnings if allows_long else errors).extend(_length(shape, arguments))
     return Findings(tuple(warnings), tuple(errors))
 
 
@@ -116,16 +107,6 @@ def served_architectures(
     overrides = arguments.get("hf_overrides")
     named = overrides.get("architectures") if isinstance(overrides, Mapping) else None
     return tuple(map(str, named)) if isinstance(named, list | tuple) else architectures
-
-
-def _length(shape: ModelShape, arguments: Mapping[str, object]) -> Iterator[str]:
-    """Yield a message where max_model_len is above the model's own length."""
-    asked = arguments.get("max_model_len")
-    if isinstance(asked, int) and shape.longest is not None and asked > shape.longest:
-        yield (
-            f"max_model_len={asked} is above {shape.longest}, the model's own length; "
-            f"{ALLOW_LONG}=1 or rope scaling in hf_overrides would be needed"
-        )
 
 
 def _parallel(shape: ModelShape, arguments: Mapping[str, object]) -> Iterator[str]:

@@ -12,18 +12,10 @@ from lmi_vllm.checks.model import (
     read_checkpoint,
     text_part,
 )
+from lmi_vllm.checks.model_length import longest_sequence
 from lmi_vllm.features.validate.kv_cache import AttentionLayers, attention_layers
 from lmi_vllm.features.validate.weights import Weights, count_weights
 
-_LENGTH_KEYS: Final = (
-    "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length",
-    "max_target_positions",
-)  # fmt: skip
-# Rope kinds whose max_position_embeddings already is the scaled length (vLLM's rule).
-_UNSCALED_ROPE: Final = (
-    "deepseek_llama_scaling", "deepseek_yarn", "default", "llama3", "longrope", "mrope",
-    "proportional", "su", "yarn",
-)  # fmt: skip
 _BYTES: Final[Mapping[str, float]] = MappingProxyType(
     {
         "float32": 4, "float16": 2, "bfloat16": 2, "half": 2, "float": 4, "fp8": 1, "auto": 2,
@@ -73,7 +65,7 @@ def read_shape(config: Mapping[str, object]) -> ModelShape:
         heads=heads,
         kv_heads=kv_heads,
         head_size=head_size,
-        longest=_longest(body),
+        longest=longest_sequence(config),
         dtype=str(body.get("dtype") or body.get("torch_dtype") or "auto").removeprefix("torch."),
         quant_method=checkpoint.quant_method,
         latent_size=_latent_size(body),
@@ -89,24 +81,6 @@ def _latent_size(body: Mapping[str, object]) -> int | None:
     """Return the values per token and layer of latent attention (MLA); None for other models."""
     rank, rope = number_of(body, "kv_lora_rank"), number_of(body, "qk_rope_head_dim")
     return rank + (rope or 0) if rank is not None else None
-
-
-def _longest(body: Mapping[str, object]) -> int | None:
-    """Return the longest sequence in tokens, with rope scaling as vLLM applies it."""
-    lengths = [number for key in _LENGTH_KEYS if (number := number_of(body, key))]
-    if stated := number_of(body, "model_max_length"):  # Command R; it wins in vLLM
-        lengths = [stated]
-    if not lengths:
-        return None
-    rope = body.get("rope_scaling") or body.get("rope_parameters")
-    # Gemma 3 states the scaled length (vLLM's rule).
-    if not isinstance(rope, dict) or str(body.get("model_type")).startswith("gemma3"):
-        return min(lengths)
-    kind = str(rope.get("rope_type") or rope.get("type") or "default")
-    factor = rope.get("factor")
-    if kind in _UNSCALED_ROPE or not isinstance(factor, int | float):
-        return min(lengths)
-    return int(min(lengths) * factor)
 
 
 def bytes_per_value(dtype: str) -> float:

@@ -221,3 +221,44 @@ def test_model_without_a_tokenizer_is_refused(
     found = translated(tmp_path, PLAIN, files, **options)
     said = [text for text in found.errors if text.startswith("the model's tokenizer: ")]
     assert bool(said) is is_refused, said
+
+
+KINDS = {"full_attention": {"rope_type": "linear", "factor": 2.0}, "sliding": {}}
+LONG = (  # config, files, max_model_len, the model's own length where it is refused
+    (PLAIN, (), "32769", "32768"),
+    (PLAIN, (), "32768", ""),
+    (PLAIN, (), "-1", ""),
+    (SCALED, (), "16385", "16384"),
+    (SCALED, (), "16384", ""),
+    ({**PLAIN, "rope_parameters": KINDS}, (), "65537", "65536"),
+    ({**PLAIN, "rope_parameters": KINDS}, (), "65536", ""),
+    ({"text_config": PLAIN}, (), "32769", "32768"),
+    ({**PLAIN, "model_max_length": 65536}, (), "65536", ""),
+    ({"architectures": ["Unsaid"]}, (), "65536", ""),
+    (PLAIN, ("params.json",), "65536", ""),
+    (PLAIN, ("sentence_bert_config.json",), "65536", ""),
+    (NOMIC, (), "16384", ""),
+)
+
+
+@pytest.mark.parametrize(("config", "files", "asked", "own"), LONG)
+def test_a_length_above_the_models_own_ends_the_start(
+    tmp_path: Path, config: Mapping[str, object], files: tuple[str, ...], asked: str, own: str
+) -> None:
+    """Before vLLM is imported; but where vLLM would take it, it goes on."""
+    found = translated(tmp_path, config, files, max_model_len=asked)
+    said = [text for text in found.errors if "own length" in text]
+    assert len(said) == bool(own)
+    assert all(f"(OPTION_MAX_MODEL_LEN): {asked} is above {own}," in text for text in said)
+
+
+def test_overrides_lengthen_the_model_and_the_variable_makes_a_warning(tmp_path: Path) -> None:
+    """The two ways that the message names."""
+    scaled = json.dumps({"rope_scaling": {"rope_type": "linear", "factor": 2.0}})
+    longer = translated(tmp_path, PLAIN, max_model_len="65536", hf_overrides=scaled)
+    assert not longer.errors
+    allowed = translated(
+        tmp_path, PLAIN, max_model_len="65536", env="VLLM_ALLOW_LONG_MAX_MODEL_LEN=1"
+    )
+    assert not allowed.errors
+    assert [text for text in allowed.warnings if "own length" in text]

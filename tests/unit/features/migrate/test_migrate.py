@@ -318,6 +318,22 @@ def test_text_report_names_all_three_outcomes(capsys: pytest.CaptureFixture[str]
     assert parse_properties(text).by_key()["option.model_id"].value == "a/b"
 
 
+def test_report_names_an_option_and_its_place_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The reason repeated what stands before it."""
+    file = tmp_path / "serving.properties"
+    file.write_text("option.model_id=acme/x\noption.max_lors=4\noption.rolling_batch=lmi-dist\n")
+    parser = argparse.ArgumentParser()
+    migrate.add_arguments(parser, CONFIGURATION)
+    migrate.run(parser.parse_args([str(file)]), {}, CONFIGURATION)
+    report = [line for line in capsys.readouterr().out.splitlines() if f"{file} line" in line]
+    assert len(report) == 3
+    assert all(line.count(str(file)) == 1 for line in report)
+    assert f"({file} line 2) (is not known and has no effect; closest" in "\n".join(report)
+    assert "nothing to set (lmi-dist is gone" in "\n".join(report)
+
+
 def test_lmi_file_as_first_argument_is_read(migrated: Migrate, tmp_path: Path) -> None:
     """`migrate serving.properties` means that file; sources are quoted as they were written."""
     file = tmp_path / "serving.properties"

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -103,7 +104,35 @@ def test_memory_has_a_heading_of_its_own() -> None:
     assert memory.strip().startswith("estimate for each GPU: ")
     assert "estimate for each GPU" not in table.partition("\nMemory\n")[0]
     written = subprocess.run([*command, "--format", "json"], capture_output=True, check=True).stdout
-    assert memory.strip().splitlines()[0].strip() in json.loads(written)["warnings"]
+    clauses = [line.strip() for line in memory.strip().splitlines()]
+    assert len(clauses) > 2
+    assert max(map(len, clauses)) < 110
+    *parts, formula = clauses
+    assert "--format json has the formula" in formula
+    said = [text for text in json.loads(written)["warnings"] if text.startswith(parts[0])]
+    assert said[0].startswith("; ".join(parts) + ". Formula: free = ")
+
+
+def test_table_has_what_was_asked_for_and_no_defaults(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An error stood below forty lines of LMI's defaults, which are `explain`'s to show."""
+
+    def table(command: ModuleType, *flags: str) -> str:
+        parser = argparse.ArgumentParser()
+        command.add_arguments(parser, CONFIGURATION)
+        given = parser.parse_args(["--model-store", str(tmp_path), "--gpus", "1", *flags])
+        command.run(given, {}, CONFIGURATION)
+        return capsys.readouterr().out
+
+    validated = table(validate, "--config", "/nope")
+    assert "Errors\n  the settings were not checked" in validated
+    assert len(validated.splitlines()) < 15
+    whole = table(validate, "--config", "/nope", "--all")
+    for title in ("Defaults that LMI's guides have otherwise", "Engine arguments"):
+        assert title not in validated
+        assert title in whole
+        assert title in table(explain)
 
 
 @pytest.mark.parametrize(
