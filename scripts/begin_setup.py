@@ -5,7 +5,7 @@ from 2.7 on can read this file, and says which ones are supported.
 """
 
 # Python 2.7 has none of these.
-# ruff: noqa: PTH100, PTH110, PTH118, PTH120, PTH123, RUF005, UP031
+# ruff: noqa: PTH100, PTH110, PTH114, PTH118, PTH120, PTH123, RUF005, UP031
 
 import os
 import subprocess
@@ -28,6 +28,8 @@ def main(words):
     folder = folder_of(words)
     version = version_of(os.path.join(ROOT, folder))
     ours = "%d.%d" % sys.version_info[:2]
+    if os.path.islink(os.path.join(ROOT, folder)):
+        return use_link(folder, version)
     if version:
         if is_asked and version != ours:
             say("%s has Python %s and is kept: remove it for %s" % (folder, version, ours))
@@ -42,6 +44,15 @@ def main(words):
         return 1
     sys.stdout.flush()
     os.execv(python, [python, os.path.join(HERE, "setup.py")] + words)
+
+
+def use_link(folder, version):
+    """Install nothing into another checkout's environment; return 0 if it can be used."""
+    place = os.path.realpath(os.path.join(ROOT, folder))
+    said = "is used as it is" if version else "has no Python that can be used"
+    advice = "Remove the link for an environment of this checkout"
+    say("%s is a link: %s %s. %s" % (folder, place, said, advice))
+    return 0 if version else 1
 
 
 def folder_of(words):

@@ -46,6 +46,7 @@ class AdapterPolicy:
     """The settings for adapters: `roots` are the only folders that adapters may come from."""
 
     hub: bool = False
+    named: frozenset[str] = frozenset()  # by the settings themselves: hub ids, too
     roots: tuple[Path, ...] = ()
     max_bytes: int = 16 << 30
     code: str = "local"
@@ -147,7 +148,7 @@ class AdapterSources:
         if _exists(path, src) or named is not None or not is_hub_id:
             self._check_root(path, src)
             return self._unpacked(path, src), path
-        if not self.policy.hub:
+        if not self.policy.hub and src not in self.policy.named:
             raise AdapterMissingError(
                 f"Only local LoRA models are supported. {src} is not a valid path; if it is a hub "
                 f"id, set {HUB_SWITCH}=true"

@@ -159,6 +159,7 @@ def adapter_policy(settings: Settings, security: SecurityChecks) -> AdapterPolic
     server = settings.server
     return AdapterPolicy(
         hub=server.lmi_adapter_hub,
+        named=frozenset((settings.model.lora_modules or {}).values()),
         roots=server.adapter_roots,
         max_bytes=server.lmi_adapter_max_size,
         code=server.lmi_custom_code,

@@ -32,6 +32,13 @@ NEEDS: Final = MappingProxyType(
         "server": "a second server, on a port of its own",
     }
 )
+# Where a newcomer arrives, with a phone perhaps.
+FIRST_PAGES: Final = (
+    "README.md", "docs/quick-start.md", "docs/from-lmi.md", "docs/from-tgi.md",
+    "docs/from-vllm-serve.md", "docs/deployment.md", "docs/kubernetes.md", "docs/listeners.md",
+    "docs/adapter-store.md", "docs/custom-code.md", "docs/configuration.md", "docs/comparison.md",
+    "config/operations.md", "config/samples/README.md", "config/sagemaker/README.md",
+)  # fmt: skip
 _MARK: Final = re.compile(r"<!-- (needs: (?P<needs>\w+)|(?P<note>figures vary|output varies)) -->")
 _FENCE: Final = re.compile(r"^( *)```(.*)$")
 

@@ -14,9 +14,12 @@ from markdown.extensions.toc import slugify
 from tests.support.documentation import (
     COMMANDS,
     DATA,
+    FIRST_PAGES,
     NEEDS,
     ROOT,
     Block,
+    Step,
+    blocks_of,
     every_block,
     pages,
     steps_of,
@@ -114,6 +117,70 @@ REFERENCES = {
 def test_page_has_one_task(page: str) -> None:
     """What is longer is two pages, or a reference."""
     assert len((ROOT / page).read_text(encoding="utf-8").split()) <= WORDS_OF_A_PAGE
+
+
+MOST_COLUMNS = 4
+README_WIDTH = 56  # characters of a phone's line, where words break at blanks
+
+
+def tables_of(text: str) -> list[list[list[str]]]:
+    """The cells of every table, without its rule, as they are shown."""
+    prose = re.sub(r"^ *```.*?^ *```$", "", text, flags=re.M | re.S)
+    shown = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", prose).replace("`", "")
+    found = []
+    for table in re.findall(r"(?:^\|.*\n)+", f"{shown}\n", re.MULTILINE):
+        rows = [
+            re.split(r"(?<!\\)\|", row[1:].rstrip().removesuffix("|")) for row in table.splitlines()
+        ]
+        found.append([row for row in rows if not re.fullmatch(r"[\s:-]+", "".join(row))])
+    return found
+
+
+def width_of(table: list[list[str]]) -> int:
+    """Characters that a table takes at least: the longest word of each column, and a margin."""
+    words = (
+        (word for cell in column for word in cell.split()) for column in zip(*table, strict=True)
+    )
+    return sum(2 + max(map(len, column), default=0) for column in words)
+
+
+@pytest.mark.parametrize("page", FIRST_PAGES)
+def test_tables_of_first_pages_fit_a_phone(page: str) -> None:
+    """A few columns, and in README short words; long lists are for the references."""
+    tables = tables_of((ROOT / page).read_text(encoding="utf-8"))
+    assert all(len(table[0]) <= MOST_COLUMNS for table in tables)
+    if page == "README.md":
+        assert tables
+        assert max(map(width_of, tables)) <= README_WIDTH
+
+
+def test_wide_tables_are_found() -> None:
+    """The check can fail."""
+    (table,) = tables_of("| a | b |\n|---|--:|\n| [word](docs/x.md) | `longer` of two |\n")
+    assert table == [[" a ", " b "], [" word ", " longer of two "]]
+    assert width_of(table) == 2 + 4 + 2 + 6
+
+
+def long_curls(block: Block) -> list[str]:
+    """Lines of curl commands that a narrow window wraps."""
+    steps = steps_of(block) if block.language == "console" else [Step(block.text, "")]
+    lines = [line for step in steps if "curl " in step.command for line in step.command.split("\n")]
+    return [line for line in lines if len(line) > 80 and not line.startswith("#")]
+
+
+@pytest.mark.parametrize("page", pages())
+def test_curls_fit_80_columns(page: str) -> None:
+    """What is copied can be read first."""
+    blocks = [one for one in blocks_of(page) if one.language in ("console", "sh")]
+    assert not [line for block in blocks for line in long_curls(block)]
+
+
+def test_long_curls_are_found() -> None:
+    """The check can fail, and sees both kinds of blocks."""
+    long = f"curl -s localhost:8080/{'x' * 60}"
+    assert long_curls(Block("p", 1, "sh", f"{long}\n")) == [long]
+    assert long_curls(Block("p", 1, "console", f"$ {long}\n{{}}\n")) == [long]
+    assert not long_curls(Block("p", 1, "console", f"$ curl x\n{'y' * 90}\n"))
 
 
 @cache

@@ -302,6 +302,20 @@ def test_environment_that_is_there_is_kept(tmp_path: Path) -> None:
     assert begun(tmp_path, sys.executable).stdout.strip() == sys.executable
 
 
+def test_environment_of_another_checkout_is_left_alone(tmp_path: Path) -> None:
+    """A link was followed: what this checkout needs was installed into the other's environment."""
+    project, place = tmp_path / "project", tmp_path / "other"
+    project.mkdir()
+    (project / ".venv").symlink_to(place)
+    done = begun(project, sys.executable)
+    assert (done.returncode, f"{place} has no Python" in done.stdout) == (1, True)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", place], check=True)
+    (next(place.glob("lib/python3*/site-packages")) / "pip.py").touch()
+    done = begun(project, sys.executable)
+    assert done.returncode == 0
+    assert done.stdout.startswith(f"setup: .venv is a link: {place} is used as it is. Remove")
+
+
 @pytest.mark.parametrize("python", ["python2.7", "python3.6", "python3.8", "python3.10"])
 def test_old_python_is_told_which_ones_are_supported(tmp_path: Path, python: str) -> None:
     """One sentence in place of a traceback; with an environment that is there it will do."""

@@ -17,6 +17,7 @@ from lmi_vllm.config.settings import Settings
 from lmi_vllm.demo import DEMO_MODEL_DIR
 from lmi_vllm.features.adapter_store.settings import AdapterStoreSettings
 from lmi_vllm.features.image.__main__ import as_verb
+from lmi_vllm.features.image.launchers import as_ours
 from lmi_vllm.features.request_log.settings import RequestLogSettings
 
 Started = Callable[..., Settings]
@@ -36,6 +37,8 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Started:
     """Return the settings of a command in our image, with these variables."""
 
     def start(words: list[str], environ: Mapping[str, str] = MappingProxyType({})) -> Settings:
+        if words:
+            words, environ = as_ours(words, environ)
         parsed = parse(as_verb(words, environ) if words else ["serve"])
         options = configuration().options
         store = {"SERVING_MODEL_STORE": str(tmp_path), **environ}
@@ -79,7 +82,7 @@ def test_sample_of_a_deployment_of_vllm_serve(started: Started) -> None:
 
 
 def test_sample_of_a_deployment_of_tgi(started: Started) -> None:
-    """The launcher's variables are read, and answers are TGI's."""
+    """The launcher's arguments and variables are read, and answers are TGI's."""
     settings = started(*container_of("from-tgi.yaml"))
     assert not settings.errors
     assert not settings.warnings

@@ -14,6 +14,7 @@ from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.server.context import ServerEvents
 from lmi_vllm.telemetry.log_handler import CLEAR, QueuedHandler, can_draw
 
+_LONGEST: Final = "compilation"  # minutes, the first time: is it stuck?
 _WHEEL: Final = "|/-\\"
 _SECONDS: Final = 0.2  # between two drawings
 _GB: Final = 1e9
@@ -73,6 +74,8 @@ def _status_in_words(status: Mapping[str, Any]) -> str:
     words.append(f"{status.get('elapsed_seconds') or status.get('seconds', 0):.0f} s")
     if status.get("seconds_left"):
         words.append(f"{status['seconds_left']:.0f} s left")
+    if words[0] == _LONGEST:
+        words.append("none with --enforce-eager")
     return ", ".join(words)
 
 

@@ -10,12 +10,19 @@ from lmi_vllm.adapters.loads import no_code
 from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.adapters.source import AdapterSources
 from lmi_vllm.messages import ModelArtifacts
-from lmi_vllm.server.adapter_start import load_adapters
+from lmi_vllm.server.adapter_start import adapter_policy, load_adapters
 from lmi_vllm.server.model_files import ReadyFiles
 from lmi_vllm.sources.table import Sources
 from lmi_vllm.translate.devices import Devices
 from tests.support.adapter_files import copy_adapter
 from tests.support.assembled import CONFIGURATION, load_settings, model_context, translate
+
+
+def test_what_the_settings_name_may_come_from_the_hub() -> None:
+    """TGI's LORA_ADAPTERS and `--lora-modules` name hub ids, and need no other switch."""
+    settings = load_settings({"OPTION_LORA_MODULES": "a=acme/french", "OPTION_ENABLE_LORA": "true"})
+    policy = adapter_policy(settings, CONFIGURATION.security)
+    assert (policy.hub, policy.named) == (False, {"acme/french"})
 
 
 async def test_settings_are_not_read_a_second_time(

@@ -35,6 +35,10 @@ def test_hub_id_is_fetched_where_allowed(tmp_path: Path) -> None:
         assert set(FILES) <= names_in(sources.resolve("acme/french"))
         with pytest.raises(AdapterRefusedError, match="acme/none"):
             sources.resolve("acme/none")
+        named = AdapterSources(environ, AdapterPolicy(named=frozenset({"acme/french"})))
+        assert set(FILES) <= names_in(named.resolve("acme/french"))
+        with pytest.raises(AdapterRefusedError, match="LMI_ADAPTER_HUB=true"):
+            named.resolve("acme/none")
 
 
 def test_only_the_adapter_is_fetched_from_the_hub(tmp_path: Path) -> None:

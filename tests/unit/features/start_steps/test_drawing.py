@@ -22,6 +22,10 @@ BODIES: dict[str, tuple[dict[str, Any], str]] = {
         {"phase": "engine", "step": "graphs", "elapsed_seconds": 31, "graphs_total": 51},
         "graphs, 0 of 51 graphs, 31 s",
     ),
+    "compilation": (
+        {"phase": "engine", "step": "compilation", "elapsed_seconds": 146},
+        "compilation, 146 s, none with --enforce-eager",
+    ),
 }  # fmt: skip
 
 
