@@ -1,5 +1,6 @@
 """A model that only hears: it starts, and answers uploads by vLLM's own routes."""
 
+import math
 from typing import Any
 
 import pytest
@@ -80,6 +81,24 @@ def _form(**fields: bytes) -> bytes:
         for name, text in fields.items()
     ]
     return b"".join([*parts, b"--x--\r\n"])
+
+
+@pytest.mark.parametrize("kind", ["transcriptions", "translations"])
+def test_upload_is_a_sound_of_its_own(speech_server: RunningServer, kind: str) -> None:
+    """A list of other files, and samples that are no numbers, are the client's fault."""
+    from tests.support.speech_model import wav_of_floats  # noqa: PLC0415 (imports torch)
+
+    cases = {
+        b"ffconcat version 1.0\nfile tone.wav\n": b"list of other files",
+        wav_of_floats(math.nan, 1600): b"NaN or infinite",
+        wav_of_floats(math.inf, 1600): b"NaN or infinite",
+        wav_of_floats(0.5, 1600, rate=8000): b"vllm[audio]",  # the tests' packages lack it
+    }
+    headers = {"Content-Type": "multipart/form-data; boundary=x"}
+    for file, reason in cases.items():
+        form = _form(file=file, model=b"lmi", temperature=b"0", max_completion_tokens=b"4")
+        answer = call(speech_server.url, f"/v1/audio/{kind}", form, headers=headers)
+        assert (answer.status, reason in answer.body) == (400, True), answer.body
 
 
 def test_text_is_refused(speech_server: RunningServer) -> None:

@@ -20,6 +20,7 @@ _EXPECTED: Final = (
     "Failed to create oneDNN linear, fallback",
     "CPU backend doesn't allow to use `torch.set_num_threads`",
     "The chat template requires system-first ordering",
+    "torchcodec unavailable",  # one line for each sound; the next library decodes it
 )
 # Advice for CPUs in production, and a fact of adapters.
 _NOT_ON_A_TERMINAL: Final = ("%s is not found in LD_PRELOAD", "%s was trained on ")

@@ -203,6 +203,37 @@ def test_plain_vllm_answers_a_forced_call_with_text(
     assert [item["type"] for item in json.loads(reply.body)["output"]] == ["message"]
 
 
+REPEATED: dict[str, Any] = {
+    "text": {"format": {"type": "text"}, "more": "x" * (1 << 20)},
+    "reasoning": {"more": ["x"] * (1 << 18)},
+    "user": "x" * (1 << 20),
+    "metadata": {"x": "x" * (1 << 20)},
+}
+
+
+@pytest.mark.parametrize("name", REPEATED)
+def test_response_repeats_no_field_of_any_size(
+    run: LoopThread, application: HttpApplication, name: str
+) -> None:
+    """What it repeats and no prompt has is bounded; a usual one is there."""
+    asked = {"model": "lmi", "input": "x", "max_output_tokens": 2}
+    with pytest.raises(RequestError, match=f"^{name} is repeated in the answer"):
+        run(application.call(http_call("/v1/responses", {**asked, name: REPEATED[name]})))
+    usual = {**asked, "user": "me", "metadata": {"a": "b"}}
+    reply = json.loads(run(application.call(http_call("/v1/responses", usual))).body)
+    assert (reply["user"], reply["metadata"]) == ("me", {"a": "b"})
+
+
+def test_plain_vllm_repeats_a_field_of_any_size(
+    run: LoopThread, application: HttpApplication, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`request_bodies.py`: without our check."""
+    monkeypatch.setattr(request_bodies, "_ECHOED", ())
+    asked = {"model": "lmi", "input": "x", "max_output_tokens": 2, "text": REPEATED["text"]}
+    reply = run(application.call(http_call("/v1/responses", asked)))
+    assert len(reply.body) > 1 << 20
+
+
 def test_schema_of_tgi_s_form_is_not_dropped_in_a_batch(
     run: LoopThread, application: HttpApplication
 ) -> None:

@@ -72,3 +72,11 @@ def tone() -> bytes:
         wanted = (int(8000 * math.sin(i / 10)) for i in range(_RATE))
         file.writeframes(b"".join(struct.pack("<h", one) for one in wanted))
     return target.getvalue()
+
+
+def wav_of_floats(sample: float, count: int, rate: int = _RATE) -> bytes:
+    """Return a WAV of one sample, so many times, as floats of 32 bits: NaN is possible."""
+    samples = struct.pack("<f", sample) * count
+    form = struct.pack("<IHHIIHH", 16, 3, 1, rate, 4 * rate, 4, 32)  # 3: floats
+    body = b"WAVEfmt " + form + b"data" + struct.pack("<I", len(samples)) + samples
+    return b"RIFF" + struct.pack("<I", len(body)) + body

@@ -33,6 +33,7 @@ OF_ONE = """
         other_servers.replacement other_servers.vllm_server properties
     engine: text_bounds vllm.chunks vllm.configuration vllm.cpu.companions vllm.engine_calls
         vllm.joined vllm.outputs vllm.start vllm.start_steps vllm.tokenizer_trial
+        vllm.workarounds.audio_files
     inference: pipeline response.formatters
     server: code_start model_manager model_start ports supervisor
     sources: model_store

@@ -133,7 +133,8 @@ class Bridge:
         _rebuild(app)
         for kind in _UNREAD:
             app.add_exception_handler(kind, _unreadable)
-        await init_app_state(llm, app.state, namespace, tasks)
+        with apply(Scope.APPLICATION):
+            await init_app_state(llm, app.state, namespace, tasks)
         models = app.state.openai_serving_models
         models.lora_requests = KeyedLoads()
         models.lora_resolvers = []  # they load what a request's `model` names, past our registry

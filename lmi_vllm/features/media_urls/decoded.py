@@ -6,7 +6,7 @@ decoded, unless LMI_MEDIA_IMAGE_FORMATS has others: a TIFF has tiles larger than
 is decoded to be opened, and 1 KB of AVIF names 256 pixels and decodes 67 million.
 Of a video it keeps 32 frames (with some models more), and decodes all frames before the last one.
 
-FFmpeg opens the files and streams that a list in a file's place names (concat, HLS, SDP, DASH).
+A file that is a list of others is refused, and a sound of no finite numbers (`audio_files`).
 Upstream: https://github.com/vllm-project/vllm/pull/47010 (images), 57525 (videos).
 Releases: 0.31 and later.
 Shows: a PNG of 656 KB takes a thread for 7 s and 1 GB, and the event loop stands still for 2.5 s.
@@ -26,15 +26,12 @@ from typing import Any, Final
 import pybase64
 from PIL import Image, UnidentifiedImageError
 
+from lmi_vllm.engine.vllm.workarounds.audio_files import check_finite, check_names_no_other
 from lmi_vllm.messages import MediaPolicy
 from lmi_vllm.telemetry.records import RequestRecord, current_record
 
 IMAGES: Final = 4  # a request may have so many largest images, and so many largest audio files
 FRAMES: Final = 256  # so many times the largest size for all of a video: 4 minutes of 1080p
-
-# What FFmpeg knows other files and streams by, which it then opens: concat, HLS, SDP and DASH.
-_ELSEWHERE: Final = (b"ffconcat", b"#extm3u", b"c=in ip", b":dash:")
-_PROBED: Final = 1 << 20  # bytes of a file that FFmpeg looks at
 
 # A scan of a progressive JPEG has 99 bytes and takes 85 ms of 64 million pixels. Common are ten.
 MAX_SCANS: Final = 64
@@ -63,6 +60,7 @@ class MediaBudget:
         self.charge_audio(0)
         sound, rate = decode(given)
         self.charge_audio(sound.nbytes)
+        check_finite(sound)
         return sound, rate
 
     def _decode_image_or_video(
@@ -160,9 +158,7 @@ class BoundedMedia:
 
     def load_bytes(self, content: bytes) -> Any:
         """Decode what a file holds."""
-        head = content[:_PROBED].lower()
-        if any(mark in head for mark in _ELSEWHERE):
-            raise ValueError("the media file is a list of other files, or names a stream")
+        check_names_no_other(content)
         return self._decoded(self.media_io.load_bytes, content)
 
     def _decoded(self, decode: Callable[[Any], Any], given: bytes | Path) -> Any:

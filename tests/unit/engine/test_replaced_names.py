@@ -20,7 +20,7 @@ FEATURES: Final = tuple(
     ROOT / "lmi_vllm/features" / name for name in ("token_lane", "grammar_trials", "media_urls")
 )
 ALL: Final = "all supported"
-MAX_NAMES, MAX_MODULES = 19, 10
+MAX_NAMES, MAX_MODULES = 20, 10
 # How each module of the folder ends its docstring, in this order; a thread is named by its address.
 LINES: Final = ("Upstream", "Releases", "Shows", "May go")
 UNREPORTED: Final = "not reported that we know of"
@@ -54,6 +54,8 @@ REPLACED: Final = {
     "vllm.triton_utils.dispatcher:vars": ("objects whose names cannot be read", ALL),
     "torch:torch.load": ("tensors of clients are no larger than their bytes", ALL),
     "numpy:numpy.load": ("arrays of clients are no larger than their bytes", ALL),
+    "vllm.entrypoints.speech_to_text.base.serving:"
+    "SpeechToTextBaseServing._decode_and_chunk_speech": ("what uploads may hold", ALL),
     "model_hosting_container_standards.sagemaker:bootstrap": ("runs a script of the model", ALL),
     "vllm.v1.executor.multiproc_executor:WorkerProc.wait_for_ready": ("signals of workers", ALL),
     "vllm.v1.engine.utils:CoreEngineProcManager.finished_procs": ("signals of cores", ALL),

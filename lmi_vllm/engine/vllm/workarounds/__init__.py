@@ -28,6 +28,7 @@ from lmi_vllm.engine.vllm.cpu import (
     shared_memory,
 )
 from lmi_vllm.engine.vllm.workarounds import (
+    audio_files,
     lost_processes,
     model_length,
     model_scripts,
@@ -145,6 +146,12 @@ WORKAROUNDS: Final = (
         "model_hosting_container_standards.sagemaker:bootstrap",
         model_scripts.left_out,
         Scope.APPLICATION,
+    ),
+    Workaround(
+        "vllm.entrypoints.speech_to_text.base.serving:"
+        "SpeechToTextBaseServing._decode_and_chunk_speech",
+        audio_files.checked,
+        Scope.APPLICATION,  # an object of it keeps the method that it is made with
     ),
     Workaround("vllm.config.model:_get_and_verify_max_len", model_length.served, Scope.LENGTH),
     Workaround(

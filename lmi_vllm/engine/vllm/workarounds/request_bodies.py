@@ -5,7 +5,8 @@ collects all errors of all items on the event loop. So vLLM's own model reads a 
 items at a time, up to the first invalid one. The client may choose a response's id (`request_id`),
 and vLLM would put the response in the place of another one that it keeps under that id. It does not
 check that it can force a call of a tool (`tool_choice`): without a parser of calls it refuses chats
-and messages, and answers a response with text.
+and messages, and answers a response with text. A response, and the first and last events of its
+stream, repeat fields of the request, of any size.
 
 Batches of chats: its documentation says that `stream` must be false or absent, and its code does
 not check it. Their `response_format`, and that of prompts that are only rendered, may have the form
@@ -19,10 +20,10 @@ Releases: 0.31 and later.
 Shows: a body of 2 MB of wrong items blocks the event loop for minutes. A batch of chats with
     `stream` is 200 with the ends of the answers. Without a parser a response with `tool_choice`
     "required" is 200 with a text. `kwargs_data` of "AAAA" is 500, "'int' object has no attribute
-    'items'".
+    'items'". A `text` of 20 MB is 60 MB of events.
 May go: when test_plain_vllm_tries_a_wrong_item_as_each_kind,
     test_plain_vllm_takes_a_batch_of_chats_that_is_to_be_streamed,
-    test_plain_vllm_answers_a_forced_call_with_text and
+    test_plain_vllm_answers_a_forced_call_with_text, test_plain_vllm_repeats_a_field_of_any_size and
     test_plain_vllm_unpacks_media_to_anything fail.
 """
 
@@ -38,6 +39,9 @@ from lmi_vllm.messages import HttpCall
 
 _ITEMS_AT_ONCE: Final = 64  # wrong ones: 0.03 s
 _KEPT: Final = ("response_store", "msg_store", "event_store")  # of the handler, by ids
+# What a response repeats of its request, and no bound on prompts counts.
+_ECHOED: Final = ("metadata", "prompt", "reasoning", "service_tier", "text", "user")
+_MOST_ECHOED: Final = 1 << 20  # characters of JSON
 _UNREAD: Final = (AttributeError, LookupError, RecursionError, TypeError)  # of vLLM's validators
 _PACKING: Final = "vllm.entrypoints.scale_out.token_in_token_out.mm_serde"
 _PACKED: Final = ("kwargs_data", "mm_metadata")  # of `features`: a list of texts for each modality
@@ -49,8 +53,8 @@ async def check_body(call: HttpCall, conversation: Any, responses: Any) -> None:
     `conversation` is vLLM's own model of a request to the Responses API, `responses` its handler.
 
     Raises:
-        RequestError: an item of a conversation is none, its id is that of another response, a call
-            of a tool cannot be forced, or a field would be dropped.
+        RequestError: an item of a conversation is none, its id is that of another response, or a
+            call of a tool cannot be forced. A field would be dropped, or is too long to repeat.
     """
     check = _CHECKS.get((call.method, call.path))
     if check is None:
@@ -65,6 +69,11 @@ async def check_body(call: HttpCall, conversation: Any, responses: Any) -> None:
 
 
 async def _check_response(payload: dict[str, Any], conversation: Any, responses: Any) -> None:
+    for name in _ECHOED:
+        if len(json.dumps(payload.get(name))) > _MOST_ECHOED:
+            raise RequestError(
+                f"{name} is repeated in the answer: it may have {_MOST_ECHOED} characters at most"
+            )
     await _check_items(payload, conversation)
     if (forced := _forced(payload.get("tool_choice"))) and not _reads_calls(responses):
         raise RequestError(f"tool_choice={forced} requires --tool-call-parser to be set")
