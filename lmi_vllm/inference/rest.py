@@ -109,7 +109,9 @@ class Rest:
         """
         lifecycle = self.lifecycle
         passed = lifecycle.rest_seconds if lifecycle.state is State.WAKING else 0.0
-        left = max(RETRY_SECONDS, round(self.wake_seconds - passed))
+        is_start = self.level == STOP and not self.wake_seconds  # the first waking
+        last = lifecycle.start.again_seconds if is_start else self.wake_seconds
+        left = max(RETRY_SECONDS, round(last - passed))
         return not_ready(
             f"Model {lifecycle.model_name} was idle and is waking: it was not ready within "
             f"{self.wait_seconds:g} s (LMI_WAKE_TIMEOUT)",

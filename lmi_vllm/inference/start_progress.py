@@ -36,7 +36,8 @@ class StartProgress:
         self._began = now()
         self._engine_began: float | None = None
         self._is_repeated = False  # an engine's start in a process that has imported all
-        self._last_seconds = 0.0  # of the last such start
+        # Of the last start, from its engine phase on, and of the last repeated one; 0: unknown.
+        self._first_seconds = self._again_seconds = 0.0
         self._phases, self._steps = Laps(now), Laps(now)
         self._phases.enter(self.phase)
 
@@ -90,10 +91,27 @@ class StartProgress:
 
     @property
     def seconds_left(self) -> float:
-        """Seconds that a restarted engine needs if it takes as long as the last one; 0: unknown."""
-        if not (self.is_running and self._is_repeated):
+        """Seconds that the engine needs if it takes as long as the last one; 0: unknown."""
+        if not self.is_running or self._engine_began is None:
             return 0.0
-        return max(0.0, self._last_seconds - self.elapsed_seconds)
+        last = self.again_seconds if self._is_repeated else self._first_seconds
+        return max(0.0, last - self.engine_seconds)
+
+    @property
+    def again_seconds(self) -> float:
+        """Seconds of the last engine that was started again; 0: unknown."""
+        return self._again_seconds
+
+    @property
+    def measured(self) -> tuple[float, float]:
+        """Seconds of the last first start and of the last repeated one, the running included."""
+        if self._is_repeated:
+            return self._first_seconds, self.engine_seconds
+        return self.engine_seconds, self._again_seconds
+
+    def expect(self, first: float, again: float) -> None:
+        """Estimate by these times of an earlier process; see `measured`."""
+        self._first_seconds, self._again_seconds = first, again
 
     def restart(self) -> None:
         """Restart the clock, at the engine phase."""
@@ -106,8 +124,8 @@ class StartProgress:
 
     def end(self, *, is_ready: bool = False) -> None:
         """Stop the clock at the end of the start, successful or not."""
-        if is_ready and self.is_running and self._is_repeated:
-            self._last_seconds = self.elapsed_seconds
+        if is_ready and self.is_running:
+            self._first_seconds, self._again_seconds = self.measured
         self.is_running = False
         self._phases.enter("")
         self._end_step()

@@ -141,6 +141,7 @@ class ModelStart:
             plan.model,
             plan.arguments,
             self._context.configuration.sources,
+            self._progress,
         )
         made = (make(planned) for make in self._context.start_parts.around)
         return tuple(each for each in made if each is not None)
@@ -161,9 +162,8 @@ class ModelStart:
 
     async def _start_engine(self, ready: ReadyFiles) -> Engine:
         path = Path(ready.model.model)
-        if path.is_absolute() and not await asyncio.to_thread(
-            path.exists
-        ):  # vLLM would take it for a hub's id
+        is_there = not path.is_absolute() or await asyncio.to_thread(path.exists)
+        if not is_there:  # vLLM would take it for a hub's id
             raise EngineStartError(f"the model's files are gone: {path} does not exist any more")
         clients = self._context.processes.new_clients()
         try:

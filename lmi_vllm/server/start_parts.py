@@ -1,11 +1,12 @@
 """What features do at the start of a model, and the protocols of that."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from lmi_vllm.config.settings import Settings
+from lmi_vllm.inference.start_progress import StartProgress
 from lmi_vllm.messages import EngineArguments, ModelArtifacts
 from lmi_vllm.server.code_start import MakeCode
 from lmi_vllm.slot import Slot
@@ -48,6 +49,7 @@ class PlannedStart:
     model: ModelArtifacts
     arguments: EngineArguments
     sources: Sources
+    progress: StartProgress = field(default_factory=StartProgress)
 
 
 class AroundStart(Protocol):

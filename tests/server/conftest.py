@@ -178,6 +178,10 @@ class Serving:
         """Whether it tells balancers that its end has begun."""
         return "shutting_down" in self._server.service.lifecycle.ping_details
 
+    def expect(self, again_seconds: float) -> None:
+        """Have it know how long an earlier process took to start its engine again."""
+        self._server.service.lifecycle.start.expect(0, again_seconds)
+
     def set_asleep(self, *, is_asleep: bool) -> None:
         """Have its engine sleep, or wake."""
         self._server.service.lifecycle.set_asleep(is_asleep=is_asleep)

@@ -152,6 +152,19 @@ async def test_refusal_says_when_it_will_be_awake(serve: Serve, engines: Engines
     engines.gate.set()
 
 
+async def test_first_refusal_says_it_by_an_earlier_process(serve: Serve, engines: Engines) -> None:
+    """What was kept beside compiled code counts until this process has woken one."""
+    server = await asleep(serve, LMI_WAKE_TIMEOUT="10")
+    server.expect(again_seconds=90)
+    engines.gate.clear()
+    request = await waiting(server)
+    await server.became(State.WAKING)
+    assert (await server.ping())[1]["seconds_left"] == 90
+    await server.clock.advance(11)
+    assert 75 <= int((await request).headers["Retry-After"]) <= 85
+    engines.gate.set()
+
+
 async def test_waiting_requests_fill_the_queue(serve: Serve, engines: Engines) -> None:
     """Those above job_queue_size are refused as ever: they would wait without a bound."""
     server = await asleep(serve, SERVING_JOB_QUEUE_SIZE="1")
@@ -204,7 +217,7 @@ async def test_engine_that_does_not_wake_is_started_again(serve: Serve, engines:
 
 
 async def test_model_whose_files_are_gone_is_named(serve: Serve, tmp_path: Path) -> None:
-    """VLLM would take the path for a hub's id, and say that it is none."""
+    """The path is not taken for a hub's id, as vLLM would."""
     shutil.copytree(DEMO_MODEL_DIR, model := tmp_path / "model")
     server = await (await serve(str(model))).ready()
     assert (await server.ask("POST", "/server/sleep")).status == 200

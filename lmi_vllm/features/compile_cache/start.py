@@ -34,10 +34,12 @@ from lmi_vllm.features.compile_cache.archive import (
 )
 from lmi_vllm.features.compile_cache.folders import (
     OURS,
+    VLLM,
     compiled_code_exports,
     compiled_code_folder,
 )
 from lmi_vllm.features.compile_cache.key import cache_key, key_parts
+from lmi_vllm.features.compile_cache.start_times import StartTimes, start_times
 from lmi_vllm.features.compile_cache.store import (
     ABANDONED_SECONDS,
     CacheStore,
@@ -212,18 +214,23 @@ class CompileCache:
 
 @dataclass(frozen=True, slots=True)
 class KeptCode:
-    """Where one start keeps compiled code, and its compile cache where that is used."""
+    """Where one start keeps compiled code, its compile cache where that is used, and its time."""
 
     exports: Mapping[str, str]
     cache: CompileCache | None
+    times: StartTimes | None = None
 
     async def before_engine(self) -> None:
-        """Restore what another start compiled."""
+        """Read how long the last start took, and restore what another one compiled."""
+        if self.times is not None:
+            await self.times.read()
         if self.cache is not None:
             await self.cache.before_engine()
 
     def after_ready(self) -> None:
-        """Save what this start compiled."""
+        """Save how long this start took, and what it compiled."""
+        if self.times is not None:
+            self.times.write()
         if self.cache is not None:
             self.cache.after_ready()
 
@@ -234,9 +241,11 @@ def kept_code(start: PlannedStart) -> KeptCode:
     Raises:
         StartupError: there is no safe folder; the text says what to set.
     """
-    exports = compiled_code_exports({**start.environ, **start.settings.environment_exports})
+    environ = {**start.environ, **start.settings.environment_exports}
+    exports = compiled_code_exports(environ)
+    times = start_times(start, Path({**environ, **exports}[VLLM]).expanduser())
     cache = compile_cache(start)
-    return KeptCode({**exports, **(cache.exports if cache else {})}, cache)
+    return KeptCode({**exports, **(cache.exports if cache else {})}, cache, times)
 
 
 def compile_cache(start: PlannedStart) -> CompileCache | None:
