@@ -19,7 +19,6 @@ from integration.adapters_support import SINGLE_THREAD, StormClient, request_of,
 from integration.client import OpenStream, call, running_requests, send, wait_until
 from integration.conftest import RunningServer, running_server
 from integration.front_ends_share_one_engine import LONG, front_ends, stream
-from lmi_vllm.demo import DEMO_MODEL_DIR
 from tests.support.adapter_files import make_adapter
 from tests.support.s3_server import BUCKET, S3Server, s3_server
 
@@ -187,7 +186,7 @@ def test_router_sees_where_the_adapters_are(
     assert wait_until(lambda: places(url) == expected, 30), places(url)
     for name, count in (("num_gpu_loaded", 2), ("num_cpu_loaded", 3), ("max_gpu", 2)):
         (sample,) = series(url, f"vllm:{name}_lora_adapters")
-        assert (sample.value, sample.labels["model_name"]) == (count, str(DEMO_MODEL_DIR)), name
+        assert (sample.value, sample.labels["model_name"]) == (count, "lmi"), name
     (sample,) = series(url, "vllm:lora_requests_info")
     assert sample.labels["running_lora_adapters"] == "r2,r3"
     ask(url, "r0", "payload")

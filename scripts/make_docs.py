@@ -105,7 +105,8 @@ An adapter whose own name is `base`, `several` or `other` gets a `_` behind it. 
 ## Adapters that are loaded
 
 With LoRA these are there from the start, for each data-parallel rank (`engine`). They have vLLM's coming names (its pull request
-54830), which llm-d's router reads. Adapters have the names that requests use.
+54830), which llm-d's router reads. Adapters have the names that requests use. So does the model in `model_name`, as in all series
+of vLLM: the first of `served_model_name`.
 
 | metric | type | labels | meaning |
 | --- | --- | --- | --- |
@@ -115,7 +116,7 @@ With LoRA these are there from the start, for each data-parallel rank (`engine`)
 | `vllm:max_gpu_lora_adapters` | gauge | `engine`, `model_name` | Slots (`max_loras`). |
 | `vllm:lora_requests_info` | gauge | `max_lora`, `running_lora_adapters`, `waiting_lora_adapters` | One series, whose value is the time: adapters with a slot, idle ones too, and those whose requests wait for one. |
 
-An adapter that was evicted has no series. The workers are asked at most once a second, and only if what they hold may have changed. At most 1,000 adapters of a rank have a
+`vllm:num_requests_waiting` counts the requests that wait for a slot, too. An adapter that was evicted has no series. The workers are asked at most once a second, and only if what they hold may have changed. At most 1,000 adapters of a rank have a
 series of their own, those with a slot first; the counts have all.
 
 ## Metrics of the server

@@ -124,7 +124,8 @@ class ActiveAdapters:
     """Adapters of requests, by name: in a slot of the engine, pinned, or waiting for a slot.
 
     `ranks` has what the workers of each data-parallel rank held when they were last asked. `model`
-    is the model's name in the engine's own metrics.
+    is the model's name in the engine's own metrics: the first that requests use. `queued` requests
+    wait for a slot, and the engine's metrics do not count them.
     """
 
     slots: int = 0  # 0: the engine has no LoRA
@@ -132,6 +133,7 @@ class ActiveAdapters:
     waiting: tuple[str, ...] = ()
     ranks: tuple[tuple[ResidentAdapter, ...], ...] = ()
     model: str = ""
+    queued: int = 0
 
 
 class HttpApplication(Protocol):

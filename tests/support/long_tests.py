@@ -103,6 +103,8 @@ LONG: Final[Mapping[str, str]] = MappingProxyType({
         _REQUIREMENTS,
     "integration/sagemaker_sdk_requests.py": "tests/unit/test_sagemaker_examples.py",
     "integration/ray_serve.py": "tests/unit/features/ray_serve",
+    "integration/routers_of_caches.py":
+        "integration/adapter_residency.py, which reads what these routers do",
     "integration/routers.py": "tests/web/test_open_signals.py and tests/unit/features/management",
     "integration/same_as_vllm_serve.py::test_answers_of_a_model_that_embeds_are_equal":
         "integration/embedding_model_answers.py and tests/contract/test_pooling.py",

@@ -129,7 +129,8 @@ class EngineAdapters:
             tuple(sorted({names[one] for one in found if one in names}))
             for found in (self._slots.taken, self._slots.awaited)
         )
-        return ActiveAdapters(self._slots.count, taken, awaited, self._residency.named(names))
+        ranks = self._residency.named(names)
+        return ActiveAdapters(self._slots.count, taken, awaited, ranks, queued=self._slots.queued)
 
     async def read_resident(self) -> None:
         """Ask the workers which adapters they hold, if that may have changed."""

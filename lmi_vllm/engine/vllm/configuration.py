@@ -9,7 +9,7 @@ import copy
 import logging
 import os
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, is_dataclass, replace
 from enum import EnumMeta
 from typing import Any, Final, Self, get_args, get_type_hints
@@ -110,11 +110,23 @@ def engine_args_from(namespace: Namespace) -> AsyncEngineArgs:
 
 
 def engine_config(
-    namespace: Namespace, clients: int, client: int, *, is_cpu: bool, headless: bool = False
+    namespace: Namespace,
+    clients: int,
+    client: int,
+    *,
+    is_cpu: bool,
+    names: Sequence[str] = (),
+    headless: bool = False,
 ) -> Any:
-    """Return vLLM's configuration for an engine with this many clients."""
+    """Return vLLM's configuration for an engine with this many clients.
+
+    The first of the `names` that requests use is `model_name` in vLLM's series, as in `vllm serve`:
+    llm-d's router takes another name for an adapter.
+    """
     register_models()
     engine_args = engine_args_from(namespace)
+    if names:
+        engine_args.served_model_name = [*names]
     if clients > 1:  # vLLM sets it for its own --api-server-count
         engine_args._api_process_count = clients
         engine_args._api_process_rank = client

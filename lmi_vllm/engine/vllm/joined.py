@@ -119,7 +119,9 @@ async def join_vllm_engine(  # noqa: PLR0913, PLR0917 - one name for each thing 
     def join() -> GuardedAsyncLLM:
         claim_children()  # those that try grammars
         is_cpu, read = runs_on_cpu(), VllmArguments.of(arguments, checked)
-        config = engine_config(read.namespace, client.count, client.index, is_cpu=is_cpu)
+        names = profile.served_names
+        count, index = client.count, client.index
+        config = engine_config(read.namespace, count, index, is_cpu=is_cpu, names=names)
         if sys.platform == "linux":
             adopt_forked_engines()
         setup = EngineSetup(read, config, profile, thread, is_cpu, parts)

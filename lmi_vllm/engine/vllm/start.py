@@ -107,7 +107,8 @@ def start_vllm(
         if is_cpu:
             arguments = adjusted_for_cpu(arguments)
         read = VllmArguments.of(arguments, checked)
-        config = engine_config(read.namespace, len(clients) or 1, 0, is_cpu=is_cpu)
+        names = profile.served_names
+        config = engine_config(read.namespace, len(clients) or 1, 0, is_cpu=is_cpu, names=names)
         model = config.model_config
         tried(str(model.tokenizer), partial(cached_tokenizer_from_config, model))
         _choose_start_method(arguments, is_cpu=is_cpu)

@@ -5,6 +5,9 @@ has one series more for each combination that ever ran, and in several processes
 protocol of the Gateway API Inference Extension wants one that was set last: it is made from the
 engine's slots when the metrics are asked for.
 
+Requests that wait for a slot do so before vLLM's scheduler. They count as waiting nevertheless: by
+that number routers choose and autoscalers add servers.
+
 Which adapters the workers hold has vLLM's coming names (its pull request 54830), which llm-d's
 router reads. An adapter that was evicted has no series.
 """
@@ -29,6 +32,7 @@ LOADED: Final = "vllm:lora_adapter_loaded"
 WITH_SLOT: Final = "vllm:num_gpu_loaded_lora_adapters"
 IN_MEMORY: Final = "vllm:num_cpu_loaded_lora_adapters"
 SLOTS: Final = "vllm:max_gpu_lora_adapters"
+WAITING: Final = "vllm:num_requests_waiting"
 NAMES: Final = frozenset({NAME, LOADED, WITH_SLOT, IN_MEMORY, SLOTS})
 MOST_SHOWN: Final = 1000  # adapters of each rank, those with a slot first
 READ_SECONDS: Final = 1.0  # between two questions to the workers
@@ -53,7 +57,11 @@ class RouterSeries:
 
     def collect(self) -> Iterable[Metric]:
         """Yield the metrics."""
-        yield from (metric for metric in self._found.collect() if metric.name not in NAMES)
+        for metric in self._found.collect():
+            if metric.name == WAITING:
+                yield _with_more(metric, self._active.queued)
+            elif metric.name not in NAMES:
+                yield metric
         if not self._active.slots:
             return
         for family in (self._requests(), *self._residency()):
@@ -94,6 +102,14 @@ class RouterSeries:
         for engine, rank in enumerate(self._active.ranks):
             family.add_metric((self._active.model, str(engine)), count(rank))
         return family
+
+
+def _with_more(metric: Metric, count: int) -> Metric:
+    """Return a gauge with `count` more in its first series, which routers read of several."""
+    found = Metric(metric.name, metric.documentation, metric.type)
+    first, *others = metric.samples or (None,)
+    found.samples = [] if first is None else [first._replace(value=first.value + count), *others]
+    return found
 
 
 def _with_slot(rank: Sequence[ResidentAdapter]) -> int:

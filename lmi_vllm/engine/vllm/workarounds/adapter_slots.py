@@ -77,6 +77,11 @@ class AdapterSlots:
         """The adapters that requests wait for."""
         return frozenset(waiter.adapter for waiter in self._waiting)
 
+    @property
+    def queued(self) -> int:
+        """Number of requests that wait for a slot, which vLLM's scheduler does not know of."""
+        return len(self._waiting)
+
     def running(self, adapter: int) -> int:
         """Number of running requests on the adapter."""
         return self._running[adapter]

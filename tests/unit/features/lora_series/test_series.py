@@ -76,6 +76,15 @@ async def test_one_series_has_the_names_of_requests(service: Loaded) -> None:
     assert "vllm:num_requests_waiting 3.0" in text
 
 
+@pytest.mark.parametrize("names", [(), ("vllm:num_requests_waiting",)])
+async def test_requests_that_wait_for_a_slot_are_waiting(
+    service: Loaded, names: tuple[str, ...]
+) -> None:
+    """The scheduler of vLLM does not know of them."""
+    service.active = ActiveAdapters(4, ("de", "fr"), ("it",), queued=2)
+    assert "vllm:num_requests_waiting 5.0" in await shown(service, *names)
+
+
 async def test_it_can_be_asked_for_by_name_and_left_out(service: Loaded) -> None:
     """As every series."""
     assert "running_lora_adapters" in await shown(service, NAME)
