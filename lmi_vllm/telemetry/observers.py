@@ -37,6 +37,7 @@ _POLLED: Final = frozenset(
     }
 )  # fmt: skip
 _FIRST_ERROR: Final = 400
+_NOT_READY: Final = 503
 
 
 class RequestCounter:
@@ -125,10 +126,14 @@ class RequestTotals:
 
 @dataclass(slots=True)
 class RequestLog:
-    """Logs a line for each request; those of `quiet_paths`, or all, are below info."""
+    """Logs a line for each request; those of `quiet_paths`, or all, are below info.
+
+    Of probes that find the server not ready the first has a line: a start may take many minutes.
+    """
 
     quiet_paths: frozenset[str] = frozenset()
     is_quiet: bool = False
+    _not_ready: set[str] = field(default_factory=set)  # routes whose last answer was 503
 
     def __call__(self, summary: RequestSummary) -> None:
         """Log LMI's access line of a request, then the request's id and figures."""
@@ -137,11 +142,19 @@ class RequestLog:
             _log(summary, level)
 
     def _is_quiet(self, summary: RequestSummary) -> bool:
-        if summary.route in _POLLED and summary.status < _FIRST_ERROR:
+        if summary.route in _POLLED and self._is_usual(summary):
             return True
         return self.is_quiet or (
             bool(self.quiet_paths) and summary.shown_path.partition("?")[0] in self.quiet_paths
         )
+
+    def _is_usual(self, summary: RequestSummary) -> bool:
+        if summary.status != _NOT_READY:
+            self._not_ready.discard(summary.route)
+            return summary.status < _FIRST_ERROR
+        is_repeated = summary.route in self._not_ready
+        self._not_ready.add(summary.route)
+        return is_repeated
 
 
 def _log(summary: RequestSummary, level: int) -> None:

@@ -16,11 +16,10 @@ from urllib.parse import parse_qs
 import orjson
 from starlette.middleware import Middleware
 
-from lmi_vllm.features.ray_serve.relay import Message, Receive, Send
+from lmi_vllm.features.ray_serve.relay import MODEL_ID_HEADER, Message, Receive, Send
 from lmi_vllm.inference.request.lmi import ADAPTER_HEADER, NAMES_OF_ADAPTERS
 from lmi_vllm.inference.request.tgi import TGI_NAMES
 
-MODEL_ID_HEADER: Final = b"serve_multiplexed_model_id"
 LONGEST_BODY: Final = 1 << 20  # bytes; longer ones are passed on unread
 NAMES_SECONDS: Final = 60.0  # for which the names of the served model are known
 RETRY_SECONDS: Final = 5.0  # after they could not be read
@@ -55,7 +54,7 @@ class AdapterMiddleware:
         if name is None and _is_short_json(headers):
             receive, body = await _read(receive)
             name = await self._named_in(body, scope)
-        if name:
+        if name and name.isprintable():  # a line break would be another header
             scope["headers"] = [*scope["headers"], (MODEL_ID_HEADER, name.encode())]
         await self._app(scope, receive, send)
 

@@ -18,7 +18,7 @@ class ReplicaArguments:
 
     words: list[str]
     variables: dict[str, str]
-    gpus: int
+    gpus: float  # below 1: a part of one
 
 
 def read_arguments(given: Mapping[str, Any]) -> ReplicaArguments:
@@ -41,19 +41,25 @@ def read_arguments(given: Mapping[str, Any]) -> ReplicaArguments:
 
 
 def _words(command: Any) -> list[str]:
+    if isinstance(command, list):
+        return [_text(word) for word in command]
     if not isinstance(command, str):
-        raise ValueError(f"argument command {_APP}: expected text, not {command!r}")
+        raise ValueError(f"argument command {_APP}: expected text or a list, not {command!r}")
     try:
         return shlex.split(command)
     except ValueError as error:
         raise ValueError(f"argument command {_APP}: {error}") from error
 
 
-def _count(gpus: Any) -> int:
+def _count(gpus: Any) -> float:
+    """Return a number that Ray takes: a part of one GPU, or whole ones."""
     with contextlib.suppress(ValueError):
-        if (count := int(str(gpus))) >= 0:
+        if 0 <= (count := float(str(gpus))) < 1 or (count > 0 and count.is_integer()):
             return count
-    raise ValueError(f"argument gpus {_APP}: expected a number from 0 on, not {gpus!r}")
+    raise ValueError(
+        f"argument gpus {_APP}: expected a whole number from 0 on, or a part of one GPU such as "
+        f"0.5, not {gpus!r}"
+    )
 
 
 def _text(value: Any) -> str:

@@ -6,51 +6,63 @@ server's own.
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, Final
 
-import aiohttp
-from yarl import URL
+from lmi_vllm.features.ray_serve.server_connection import ServerConnection, ServerGoneError
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
-# Of one connection (RFC 9110, 7.6.1); aiohttp writes its own.
+MODEL_ID_HEADER: Final = b"serve_multiplexed_model_id"  # Ray's own, for the way to the replica
+# Of one connection (RFC 9110, 7.6.1).
 _HOP_BY_HOP: Final = frozenset(
     {b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding",
      b"upgrade", b"expect"}
 )  # fmt: skip
+_NOT_PASSED_ON: Final = _HOP_BY_HOP | {MODEL_ID_HEADER}
 # Ray's HTTP server writes its own of these, so that the client would get both.
 _OF_THE_SERVER: Final = _HOP_BY_HOP | {b"date", b"server", b"x-request-id"}
-_ORIGIN: Final = "http://server"  # the name is not looked up
 # As the server has it for an answer that it cannot give now.
 _GONE: Final = json.dumps({"error": "the server of this replica does not answer", "code": 503})
+_LINE_BREAK: Final = json.dumps(
+    {"error": "a line break in the target or a header of the request", "code": 400}
+)
+_RETRY: Final = (b"retry-after", b"1")
 
 
 class Relay:
     """Passes requests to the server behind a Unix socket."""
 
     def __init__(self, socket: str) -> None:
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.UnixConnector(socket, limit=0),
-            timeout=aiohttp.ClientTimeout(total=None),  # the server has its own limits
-            auto_decompress=False,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
-        )
+        self._socket = socket
+        self._free: list[ServerConnection] = []
 
     async def get(self, path: str) -> tuple[int, bytes]:
         """Return status and body of the server's own answer; 0 where there is none."""
         try:
-            async with self._session.get(f"{_ORIGIN}{path}") as answer:
-                return answer.status, await answer.read()
-        except aiohttp.ClientError as error:
-            return 0, str(error).encode()
+            connection = await self._connect()
+            try:
+                connection.begin(
+                    f"GET {path} HTTP/1.1\r\nhost: server\r\n\r\n".encode(), b"",
+                    is_head_request=False,
+                )  # fmt: skip
+                await connection.read_head()
+                body, is_last = b"", False
+                while not is_last:
+                    piece, is_last = await connection.read_piece()
+                    body += piece
+                return connection.status, body
+            finally:
+                connection.close()
+        except OSError as error:
+            return 0, f"{self._socket}: {error}".encode()
 
     async def close(self) -> None:
         """Close its connections."""
-        await self._session.close()
+        while self._free:
+            self._free.pop().close()
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
         """Answer as an ASGI application does; the server has no WebSockets."""
@@ -61,84 +73,99 @@ class Relay:
         else:
             await self._answer(scope, receive, send)
 
+    async def _connect(self) -> ServerConnection:
+        while self._free:
+            connection = self._free.pop()
+            if connection.may_be_used():
+                return connection
+            connection.close()
+        loop = asyncio.get_running_loop()
+        return (await loop.create_unix_connection(ServerConnection, self._socket))[1]
+
     async def _answer(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
-        body = _RelayedBody(await receive(), receive)
-        asked = asyncio.ensure_future(self._pass_on(scope, body, send))
-        # Ray cancels this call when its client disconnects; other ASGI servers send a message.
-        leaving = asyncio.ensure_future(body.client_left())
-        try:
-            await asyncio.wait((asked, leaving), return_when=asyncio.FIRST_COMPLETED)
-            if asked.done():
-                asked.result()
-        finally:
-            for task in (asked, leaving):
-                task.cancel()
-            await asyncio.gather(asked, leaving, return_exceptions=True)
-
-    async def _pass_on(self, scope: Mapping[str, Any], body: "_RelayedBody", send: Send) -> None:
-        try:
-            answer = await self._session.request(
-                scope["method"],
-                URL(_ORIGIN + _target(scope), encoded=True),
-                headers=_kept(scope["headers"], _HOP_BY_HOP),
-                data=body.data(),
-                allow_redirects=False,
-            )
-        except aiohttp.ClientError:
-            await _refuse(send)
+        request = _Request(scope, await receive(), receive)
+        if request.has_left:
             return
-        async with answer:
-            await send(
-                {
-                    "type": "http.response.start",
-                    "status": answer.status,
-                    "headers": [
-                        (name.lower(), value)
-                        for name, value in answer.raw_headers
-                        if name.lower() not in _OF_THE_SERVER
-                    ],
-                }
-            )
-            # An error here cuts the answer: the client must not take what there is for all of it.
-            async for piece in answer.content.iter_any():
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        if not request.is_sound:
+            await _refuse(send, 400, _LINE_BREAK)
+            return
+        try:
+            connection = await self._connect()
+        except OSError:
+            await _refuse(send, 503, _GONE, _RETRY)
+            return
+        # Ray cancels this call when its client disconnects; other ASGI servers send a message.
+        sending = request.begin(connection)
+        try:
+            await _pass_answer_on(connection, send)
+        except ServerGoneError:
+            if request.has_left:
+                return
+            if connection.status:  # the client must not take what there is for all of it
+                raise
+            await _refuse(send, 503, _GONE, _RETRY)
+        finally:
+            sending.cancel()
+            if connection.is_free():
+                self._free.append(connection)
+            else:
+                connection.close()
 
 
-class _RelayedBody:
-    """The body of a request, read while it is passed on, and the client's end after it."""
+async def _pass_answer_on(connection: ServerConnection, send: Send) -> None:
+    await connection.read_head()
+    kept = [header for header in connection.headers if header[0] not in _OF_THE_SERVER]
+    await send({"type": "http.response.start", "status": connection.status, "headers": kept})
+    is_last = False
+    while not is_last:
+        piece, is_last = await connection.read_piece()
+        await send({"type": "http.response.body", "body": piece, "more_body": not is_last})
 
-    def __init__(self, first: Message, receive: Receive) -> None:
-        self._first = first
-        self._receive = receive
-        self._is_read = asyncio.Event()
-        self._has_left = first["type"] == "http.disconnect"
-        if not first.get("more_body", False):
-            self._is_read.set()
 
-    def data(self) -> bytes | AsyncIterator[bytes] | None:
-        """Return what aiohttp sends: all of it where it came in one piece."""
-        if self._is_read.is_set():
-            return self._first.get("body") or None
-        return self._pieces()
+class _Request:
+    """A request: its first part is sent at once, the rest as it comes."""
 
-    async def _pieces(self) -> AsyncIterator[bytes]:
-        message = self._first
+    def __init__(self, scope: Mapping[str, Any], first: Message, receive: Receive) -> None:
+        self._method, self._first, self._receive = scope["method"], first, receive
+        self.has_left = first["type"] == "http.disconnect"
+        self._is_whole = not first.get("more_body", False)
+        names = {name for name, _ in scope["headers"]}
+        has_body = not self._is_whole or bool(first.get("body"))
+        self._is_chunked = has_body and b"content-length" not in names
+        lines = [f"{self._method} {_target(scope)} HTTP/1.1".encode("latin-1")]
+        lines += [n + b": " + value for n, value in scope["headers"] if n not in _NOT_PASSED_ON]
+        if b"host" not in names:
+            lines.append(b"host: server")  # as HTTP/1.0 may be sent
+        if self._is_chunked:
+            lines.append(b"transfer-encoding: chunked")
+        self._head = b"\r\n".join(lines) + b"\r\n\r\n"
+        # A line break in a name that Ray's proxy was told would be another header here.
+        self.is_sound = self._head.count(b"\n") == self._head.count(b"\r") == len(lines) + 1
+
+    def begin(self, connection: ServerConnection) -> "asyncio.Task[None]":
+        """Send what there is; the task sends the rest, and closes when the client has left."""
+        is_head_request = self._method == "HEAD"
+        connection.begin(self._head, self._framed(self._first), is_head_request=is_head_request)
+        connection.is_sent = self._is_whole
+        return asyncio.ensure_future(self._follow(connection))
+
+    async def _follow(self, connection: ServerConnection) -> None:
         while True:
-            yield message.get("body", b"")
-            if not message.get("more_body", False):
-                break
             message = await self._receive()
             if message["type"] == "http.disconnect":
-                self._has_left = True
-                break
-        self._is_read.set()
+                self.has_left = True
+                connection.close()
+                return
+            if not connection.is_sent:
+                await connection.send_more(self._framed(message))
+                connection.is_sent = not message.get("more_body", False)
 
-    async def client_left(self) -> None:
-        """Return when the client has gone away."""
-        await self._is_read.wait()
-        while not self._has_left:
-            self._has_left = (await self._receive())["type"] == "http.disconnect"
+    def _framed(self, message: Message) -> bytes:
+        body: bytes = message.get("body", b"")
+        if not self._is_chunked:
+            return body
+        chunk = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
+        return chunk if message.get("more_body", False) else chunk + b"0\r\n\r\n"
 
 
 def _target(scope: Mapping[str, Any]) -> str:
@@ -149,19 +176,10 @@ def _target(scope: Mapping[str, Any]) -> str:
     return f"{path}?{query}" if query else path
 
 
-def _kept(headers: list[tuple[bytes, bytes]], dropped: frozenset[bytes]) -> list[tuple[str, str]]:
-    # Bytes that are no UTF-8 become question marks, as in the server's `request_properties`.
-    return [
-        (name.decode("latin-1"), value.decode("utf-8", "replace").replace("\ufffd", "?"))
-        for name, value in headers
-        if name.lower() not in dropped
-    ]
-
-
-async def _refuse(send: Send) -> None:
-    headers = [(b"content-type", b"application/json"), (b"retry-after", b"1")]
-    await send({"type": "http.response.start", "status": 503, "headers": headers})
-    await send({"type": "http.response.body", "body": _GONE.encode(), "more_body": False})
+async def _refuse(send: Send, status: int, body: str, *more: tuple[bytes, bytes]) -> None:
+    headers = [(b"content-type", b"application/json"), *more]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body.encode(), "more_body": False})
 
 
 async def _live(receive: Receive, send: Send) -> None:

@@ -88,6 +88,8 @@ async def ask(
         ({"body": {"model": "tgi", "messages": []}, "path": "/v1/chat/completions"}, None),
         ({"body": {"model": "any", "inputs": "a"}}, None),
         ({"body": {"inputs": "a", "adapters": ""}}, None),
+        ({"body": {"inputs": "a", "adapters": "fr\r\nx-own: 1"}}, None),
+        ({"body": {"inputs": "a", "adapters": "fr\nx"}, "query": b"adapter=fr%0Ax"}, None),
         ({"body": {"inputs": "a", "adapters": 5}}, None),
         ({"body": {"model": ["fr"]}}, None),
         ({"body": b"{broken"}, None),

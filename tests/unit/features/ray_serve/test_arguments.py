@@ -23,14 +23,26 @@ def test_variables_are_text_as_in_an_environment() -> None:
     assert read_arguments({}) == ReplicaArguments([], {}, 1)
 
 
+def test_command_may_be_a_list_of_words() -> None:
+    """As YAML has them: a word with a blank is one word, and a number is text."""
+    given = {"command": ["--served-model-name", "a b", "--max-model-len", 512]}
+    assert read_arguments(given).words == ["--served-model-name", "a b", "--max-model-len", "512"]
+
+
+@pytest.mark.parametrize("given", [0, "0.5", 0.25, 2, "2", 2.0])
+def test_gpus_are_what_ray_gives(given: Any) -> None:
+    """Whole ones, or a part of one that replicas share."""
+    assert read_arguments({"gpus": given}).gpus == float(given)
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
         ({"model": "x"}, "argument model .*: expected command, gpus or a variable"),
-        ({"gpus": "two"}, "argument gpus .*: expected a number from 0 on, not 'two'"),
-        ({"gpus": -1}, "argument gpus"),
+        ({"gpus": "two"}, "argument gpus .*: expected a whole number .* not 'two'"),
+        *(({"gpus": gpus}, "argument gpus") for gpus in (-1, 1.5, "nan", "inf", -0.5, True, None)),
         ({"command": "--a 'b"}, "argument command .*: No closing quotation"),
-        ({"command": ["--demo"]}, "argument command .*: expected text"),
+        ({"command": 5}, "argument command .*: expected text or a list"),
     ],
 )
 def test_other_arguments_are_refused_by_name(given: dict[str, Any], said: str) -> None:

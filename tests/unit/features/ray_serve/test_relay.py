@@ -5,11 +5,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
+import uvloop
 from aiohttp import web
 
 from lmi_vllm.features.ray_serve.relay import Message, Relay
+from lmi_vllm.features.ray_serve.server_connection import ServerGoneError
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 WAIT = 5.0
@@ -169,7 +170,7 @@ async def test_cut_answer_is_no_whole_one(serve: Any) -> None:
         return response
 
     relay, client = await serve(cut), Client()
-    with pytest.raises(aiohttp.ClientPayloadError):
+    with pytest.raises(ServerGoneError):
         await relay(scope(), client.receive, client.send)
     assert client.got[0]["status"] == 200
     assert all(message.get("more_body", True) for message in client.got)
@@ -214,3 +215,100 @@ async def test_slow_client_holds_the_server_back(serve: Any) -> None:
     may_go_on.set()
     await asked
     assert len(client.body) == 400 * 65536
+
+
+async def test_connection_serves_one_request_after_the_other(serve: Any) -> None:
+    """Whole answers leave it free; one whose request was not read to its end does not."""
+    seen = []
+
+    async def note(request: web.Request) -> web.Response:
+        seen.append(request.transport)
+        if request.headers.get("X-Read"):
+            await request.read()
+        return web.Response(body=b"whole")
+
+    relay = await serve(note)
+    for _ in range(2):
+        client = Client(b"body")
+        headers = [(b"content-length", b"4"), (b"x-read", b"1")]
+        await relay(scope(headers=headers), client.receive, client.send)
+        assert client.body == b"whole"
+    assert seen[0] is seen[1]
+    early = Client(b"part")
+    early.messages.get_nowait()
+    early.messages.put_nowait({"type": "http.request", "body": b"part", "more_body": True})
+    await relay(scope(headers=[(b"content-length", b"99")]), early.receive, early.send)
+    assert early.body == b"whole"
+    last = Client(b"body")
+    await relay(scope(headers=[(b"content-length", b"4")]), last.receive, last.send)
+    assert (last.body, seen[2], seen[3] is seen[2]) == (b"whole", seen[0], False)
+
+
+@pytest.mark.parametrize("method", ["HEAD", "GET"])
+async def test_answer_to_head_has_no_body(serve: Any, method: str) -> None:
+    """Its length is that of GET's, and nothing is waited for."""
+
+    async def whole(request: web.Request) -> web.Response:
+        return web.Response(body=b"whole")
+
+    relay = await serve(whole)
+    for _ in range(2):
+        client = Client()
+        async with asyncio.timeout(WAIT):
+            await relay(scope(method=method), client.receive, client.send)
+        assert (b"content-length", b"5") in client.got[0]["headers"]
+        assert client.body == (b"whole" if method == "GET" else b"")
+
+
+@pytest.mark.parametrize(
+    ("path", "headers"),
+    [("/a", [(b"x-a", b"b\r\nx-b: c")]), ("/a", [(b"x\na", b"b")]), ("/a\r\nx-b: c", [])],
+)
+async def test_line_break_makes_no_header(serve: Any, path: str, headers: Any) -> None:
+    """Nothing of it reaches the server: what Ray's proxy adds may come from a body."""
+    seen = []
+
+    async def note(request: web.Request) -> web.Response:
+        seen.append(request)
+        return web.Response()
+
+    relay, client = await serve(note), Client()
+    await relay(scope(path, headers), client.receive, client.send)
+    assert client.got[0]["status"] == 400
+    assert not seen
+
+
+async def test_header_of_ray_is_not_passed_on(serve: Any) -> None:
+    """It is for the way to the replica."""
+    seen = []
+
+    async def note(request: web.Request) -> web.Response:
+        seen.append(request.headers)
+        return web.Response()
+
+    relay, client = await serve(note), Client()
+    headers = [(b"serve_multiplexed_model_id", b"fr"), (b"x-a", b"1")]
+    await relay(scope(headers=headers), client.receive, client.send)
+    assert {name.lower() for name in seen[0]} == {"x-a", "host"}
+
+
+def test_event_loop_of_ray_serves_as_well(tmp_path: Path) -> None:
+    """Ray takes uvloop, whose transports are of other classes."""
+
+    async def whole(request: web.Request) -> web.Response:
+        return web.Response(body=await request.read())
+
+    async def ask() -> bytes:
+        app = web.Application(client_max_size=1 << 22)
+        app.router.add_post("/a", whole)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await web.UnixSite(runner, str(tmp_path / "s")).start()
+        relay, client = Relay(str(tmp_path / "s")), Client(b"x" * 1_000_000, b"y" * 1_000_000)
+        await relay(scope(), client.receive, client.send)
+        await relay.close()
+        await runner.cleanup()
+        return client.body
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(ask()) == b"x" * 1_000_000 + b"y" * 1_000_000
