@@ -56,6 +56,7 @@ _IMPORTED = (
 _SOCKET = f"LMI_TEST_FORKS_{zlib.crc32(str(ROOT).encode()):08x}"
 _CLONE_NEWNET = 0x40000000  # linux/sched.h
 _MOST_BYTES = 1 << 17  # of one request: its environment, mostly
+_IMPORT_SECONDS = 240  # of vLLM, by the process that is forked; two busy cores take 70
 
 
 class Start(NamedTuple):
@@ -103,7 +104,7 @@ class ForkedProcess:
         os.close(write_status)
         self.stdout = os.fdopen(stdout, encoding="utf-8")
         self.returncode: int | None = None
-        self.pid = self._next_number(60)
+        self.pid = self._next_number(_IMPORT_SECONDS)
 
     def poll(self) -> int | None:
         """Return the exit code; None while the process runs."""

@@ -264,10 +264,14 @@ def test_socket_of_a_flag_comes_before_a_port(started: Started) -> None:
 
 
 def test_adapters_of_tgi_are_registered(started: Started) -> None:
-    """NAME=SOURCE as here; a hub id alone is a warning with the way."""
+    """NAME=SOURCE as here; an id alone is the name, too; one with a revision is a warning."""
     environ = {"MODEL_ID": "acme/base", "NUM_SHARD": "1", "LORA_ADAPTERS": "a=/x,b=/y"}
     assert started([], environ).model.lora_modules == {"a": "/x", "b": "/y"}
-    settings = started([], {**environ, "LORA_ADAPTERS": "acme/adapter"})
+    settings = started([], {**environ, "LORA_ADAPTERS": "acme/one, two=/x"})
+    assert settings.model.lora_modules == {"acme/one": "acme/one", "two": "/x"}
+    assert settings.model.enable_lora
+    settings = started([], {**environ, "LORA_ADAPTERS": "acme/adapter@v2"})
+    assert settings.model.lora_modules is None
     assert any("LORA_ADAPTERS" in warning for warning in settings.warnings)
 
 

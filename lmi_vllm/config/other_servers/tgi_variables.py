@@ -100,12 +100,14 @@ def _tokenizer_config(text: str) -> Replacement:
 
 
 def _lora(text: str) -> Replacement:
-    """Convert the list of adapters: NAME=SOURCE is registered at the start, an id is not."""
-    if all("=" in item for item in text.split(",")):
-        return Replacement("option.lora_modules", text)
+    """Convert the list of adapters; an id alone is the adapter's name, as with TGI."""
+    given = [item.strip() for item in text.split(",")]
+    if not any("@" in item and "=" not in item for item in given):
+        named = (item if "=" in item else f"{item}={item}" for item in given if item)
+        return Replacement("option.lora_modules", ",".join(named))
     why = (
-        f"put the adapters ({text}) below adapters/ of the model directory, or register them with "
-        f"POST /models/<model>/adapters; hub ids need LMI_ADAPTER_HUB=true"
+        f"a revision of an adapter cannot be chosen here ({text}): put its files below adapters/ "
+        f"of the model directory"
     )
     return Replacement("option.enable_lora", "true", why)
 
