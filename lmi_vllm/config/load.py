@@ -37,6 +37,7 @@ from lmi_vllm.config.settings import (
 )
 from lmi_vllm.config.unknown_names import UnknownNames
 from lmi_vllm.config.value_rules import resolve_address
+from lmi_vllm.config.variable_names import quoted
 from lmi_vllm.config.whole_variables import is_whole
 from lmi_vllm.demo import DEMO_MODEL_DIR
 from lmi_vllm.messages import Origin, OriginKind
@@ -155,6 +156,11 @@ class _Load:
                     f"{name} is empty, which would allow everything: give it a value, or remove "
                     "the variable"
                 )
+        for name in quoted(self.environ):
+            self.server_report.fail(
+                f"{name} has quotes around its value, which a shell takes off and `docker "
+                "--env-file` does not: write it without them"
+            )
         if self.command_line.strict:
             origin = Origin(OriginKind.FLAG, "--strict")
             values["LMI_STRICT"] = replace(values["LMI_STRICT"], value=True, origin=origin)

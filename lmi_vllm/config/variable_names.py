@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from lmi_vllm.config.setting import FILE_PREFIX
@@ -17,6 +17,26 @@ PREFIXES: Final = (OPTION_PREFIX, SERVING_PREFIX, OWN_PREFIX)
 _SUGGESTIONS: Final = 3
 _CUTOFF: Final = 0.72  # of difflib's similarity: most typos are above, other words below
 _LONGEST_SUGGESTED: Final = 200  # characters; a longer name is not compared
+
+
+# What each of these holds is read here or by vLLM, by its name.
+_READ: Final = (*PREFIXES, SAGEMAKER_PREFIX, "HF_", "VLLM_")
+_MODEL_OF_TGI: Final = "MODEL_ID"
+
+
+def quoted(environ: Mapping[str, str]) -> list[str]:
+    """Return the variables with quotes around their values, as `docker --env-file` passes them.
+
+    A shell takes them off. Text that has the same quotes inside is left to who reads it.
+    """
+    return [
+        name
+        for name, text in environ.items()
+        if (name.startswith(_READ) or name == _MODEL_OF_TGI)
+        and len(text) > 1
+        and text[0] in "'\""
+        and text.find(text[0], 1) == len(text) - 1
+    ]
 
 
 def option_key(variable: str) -> str:

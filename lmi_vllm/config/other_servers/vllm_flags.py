@@ -29,6 +29,9 @@ _OF_KSERVE: Final = MappingProxyType(
     {
         "model_name": "write --served-model-name",
         "model_dir": "write --model",
+        "model_revision": "write --revision",
+        "max_length": "write --max-model-len",
+        "http_port": "write --port",
         "backend": "leave it out: vLLM is the engine",
     }
 )

@@ -3,6 +3,7 @@
 import re
 import shlex
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 import yaml
@@ -10,6 +11,18 @@ import yaml
 from lmi_vllm.config.other_servers.tgi_variables import LAUNCHER
 
 _API_SERVER: Final = "vllm.entrypoints.openai.api_server"
+_KSERVES: Final = "huggingfaceserver"  # the module of KServe's runtime, whose engine is vLLM
+_OF_KSERVE: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "--model_name": "--served-model-name",
+        "--model_id": "--model",
+        "--model_dir": "--model",
+        "--model_revision": "--revision",
+        "--max_length": "--max-model-len",
+        "--http_port": "--port",
+    }
+)
+_LEFT_OUT: Final = ("--backend", "--grpc_port")
 # In the order in which they stand in the command: Kubernetes, SageMaker, Docker, Compose, ECS.
 _WORDS: Final = (
     ("command", "args"),
@@ -124,12 +137,28 @@ def _server_words(words: list[str]) -> list[str]:
         words = _split(words[-1])
     if (named := _named_server(words)) is not None:
         return named
-    # The image's own entry point has the server's name.
     names = {word.partition("=")[0] for word in words}
+    if _KSERVES in words or names & {"--model_name", "--model_id", "--model_dir"}:
+        return _as_vllms(words)
+    # The image's own entry point has the server's name.
     if "--model-id" in names:
         return [LAUNCHER, *words]
     is_vllms = "--model" in names or (words and "/" in words[0] and words[0][:1] != "-")
     return words if is_vllms and any(name.startswith("--") for name in names) else []
+
+
+def _as_vllms(words: list[str]) -> list[str]:
+    """Return the arguments of KServe's runtime as vLLM's, whose other names are the same."""
+    found: list[str] = []
+    rest = iter(words[words.index(_KSERVES) + 1 :] if _KSERVES in words else words)
+    for word in rest:
+        name, is_one_word, value = word.partition("=")
+        if name in _LEFT_OUT:
+            if not is_one_word:
+                next(rest, None)
+            continue
+        found.append(_OF_KSERVE.get(name, name) + is_one_word + value)
+    return found
 
 
 def _named_server(words: list[str]) -> list[str] | None:

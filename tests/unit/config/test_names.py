@@ -32,6 +32,38 @@ UNKNOWN = (  # file, environment, what the one message must hold
 )
 
 
+@pytest.mark.parametrize("quote", ["'", '"'])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("HF_MODEL_ID", "acme/x"),
+        ("MODEL_ID", "acme/x"),
+        ("SM_VLLM_MODEL", "acme/x"),
+        ("OPTION_MAX_MODEL_LEN", "64"),
+        ("OPTION_ENABLE_LORA", "true"),
+        ("SERVING_JOB_QUEUE_SIZE", "9"),
+        ("LMI_API_KEY", "not-a-real-key"),
+        ("VLLM_LOGGING_LEVEL", "INFO"),
+    ],
+)
+def test_quotes_that_no_shell_took_off_are_an_error(
+    name: str, text: str, quote: str, explained: ExplainRun
+) -> None:
+    """`docker --env-file` keeps them; the value is not shown, for it may be a key."""
+    run = explained("", {name: f"{quote}{text}{quote}"})
+    (error,) = (one for one in run.document["errors"] if "has quotes around" in one)
+    assert run.exit_code
+    assert error.startswith(f"{name} has quotes")
+    assert text not in error
+
+
+@pytest.mark.parametrize("text", ['{"a": 1}', '["a"]', '"a","b"', '"', "a"])
+def test_quotes_inside_a_value_are_left(text: str, explained: ExplainRun) -> None:
+    """They belong to it."""
+    run = explained("", {"OPTION_CHAT_TEMPLATE_KWARGS": text})
+    assert not any("has quotes around" in one for one in run.document["errors"])
+
+
 @pytest.mark.parametrize(("file", "environ", "parts"), UNKNOWN, ids=lambda part: str(part) or "-")
 def test_unknown_name_is_one_warning_and_in_strict_mode_an_error(
     file: str, environ: str, parts: tuple[str, ...], explained: ExplainRun

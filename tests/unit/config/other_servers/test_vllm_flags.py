@@ -84,6 +84,8 @@ def test_words_belong_to_the_flag_that_takes_them(words: str, expected: dict[str
         ("--model_name m", "write --served-model-name"),
         ("--model-dir m", "write --model"),
         ("--backend vllm", "leave it out"),
+        ("--max_length=64", "write --max-model-len"),
+        ("--model_revision main", "write --revision"),
         ("--config /no/such/file", "cannot be read: No such file"),
     ],
 )

@@ -206,6 +206,12 @@ COMMANDS = {
     "text-generation-launcher --model-id acme/x --num-shard 2 2>log\n": TGI_S,
     "[Service]\nEnvironment=HF_HOME=/x\nExecStart=-/opt/bin/vllm serve acme/x --max-model-len 64\n":
         VLLM_S,
+    "kind: InferenceService\nspec: {predictor: {model: {modelFormat: {name: huggingface}, args: "
+    "[--model_name=x, --model_id=acme/x, --backend, vllm, --max_length=64, --dtype=bfloat16]}}}\n":
+        {**VLLM_S, "option.served_model_name": "x", "option.dtype": "bfloat16"},
+    "command: [python, -m, huggingfaceserver]\n"
+    "args: [--model_name, x, --model_dir=/mnt/models, --max_length, '64']\n":
+        {**VLLM_S, "option.model_id": "/mnt/models", "option.served_model_name": "x"},
 }  # fmt: skip
 
 
