@@ -1,14 +1,17 @@
 """The warm-up: an engine is healthy only once it has answered a real request."""
 
+import asyncio
+import contextlib
 import struct
 import uuid
 from typing import Final
 
 from lmi_vllm.engine.base import Engine, start_error
-from lmi_vllm.errors import EngineFailureError, LmiError
+from lmi_vllm.errors import EngineDeadError, EngineFailureError, LmiError
 from lmi_vllm.messages import GENERATE, POOLING_KINDS, GenerationJob, HttpCall, OpenAICall
 
 TRANSCRIBE: Final = "transcription"  # of models that only transcribe
+DEATH_SECONDS: Final = 5.0  # until an engine that has died has told how
 WARM_UP_PROMPT: Final = "Hello"
 WARM_UP_TOKEN: Final = 1  # for an engine without a tokenizer: each model knows it
 
@@ -29,9 +32,18 @@ async def warm_up(engine: Engine, *, has_top_logprobs: bool = False) -> None:
         else:
             is_proven = await (_transcribes if engine.task == TRANSCRIBE else _pools)(engine)
     except LmiError as error:
-        raise start_error(f"the engine started but cannot answer: {error.text}") from error
+        reason = await _how_it_died(engine, error) or error.text
+        raise start_error(f"the engine started but cannot answer: {reason}") from error
     if not is_proven:
         raise EngineFailureError("the engine started but generated no token")
+
+
+async def _how_it_died(engine: Engine, error: LmiError) -> str:
+    """Return how the engine has died, if that is the error; empty if it is not known in time."""
+    if isinstance(error, EngineDeadError):
+        with contextlib.suppress(TimeoutError):
+            return await asyncio.wait_for(engine.wait_until_dead(), DEATH_SECONDS)
+    return ""
 
 
 async def _generates(engine: Engine, logprobs: int) -> bool:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lmi_vllm.errors import EngineFailureError, EngineStartError, StartupError
+from lmi_vllm.errors import EngineDeadError, EngineFailureError, EngineStartError, StartupError
 from lmi_vllm.features.scripted.engine import Fail, ScriptedEngine
 from lmi_vllm.inference.start_progress import Phase
 from tests.server.conftest import WARM_UP_JOBS, Engines, Serve
@@ -66,6 +66,13 @@ async def test_a_start_that_takes_too_long_ends_the_server(serve: Serve, engines
     assert engines.is_abandoned
 
 
+def dead() -> ScriptedEngine:
+    """Return an engine whose process its first request ends."""
+    engine = ScriptedEngine(script=[Fail(EngineDeadError())])
+    engine.die()
+    return engine
+
+
 FAILURES = {
     "refused": (EngineStartError("no such device"), "no such device"),
     "unexpected": (ValueError("what"), "start-up failed: ValueError: what"),
@@ -73,6 +80,7 @@ FAILURES = {
         ScriptedEngine(script=[Fail(EngineFailureError("bad kernel"))]),
         "the engine started but cannot answer: bad kernel",
     ),
+    "died": (dead(), "the engine started but cannot answer: the engine process died"),
 }
 
 

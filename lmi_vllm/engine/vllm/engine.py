@@ -40,7 +40,7 @@ from lmi_vllm.engine.vllm.names import (
     our_errors,
 )
 from lmi_vllm.engine.vllm.openai import VllmOpenAI
-from lmi_vllm.engine.vllm.processes import in_own_thread, worker_ends
+from lmi_vllm.engine.vllm.processes import in_own_thread
 from lmi_vllm.engine.vllm.start import ERRORS, start_vllm
 from lmi_vllm.engine.vllm.workarounds.media_places import name_missing_places
 from lmi_vllm.engine.vllm.workarounds.text_lengths import TextLengths, guard_lengths
@@ -272,8 +272,8 @@ class VllmEngine(VllmClient):
     ) -> None:
         super().__init__(llm, bridge, task, clients[0].others if clients else None)
         self.adapters: EngineAdapters = llm.adapters
-        ends = worker_ends(llm.folder.path / ERRORS)
-        self._processes = EngineProcesses(engine_processes(llm), llm.setup.oom_kills, ends)
+        errors = llm.folder.path / ERRORS
+        self._processes = EngineProcesses(engine_processes(llm), llm.setup.oom_kills, errors)
         self._processes.watch(self._llm.engine_died)
         llm.folder.note_outside(self._processes.shared_memory())
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from lmi_vllm.engine.deaths import ENGINE_DIED, OomKills, ended_so
-from lmi_vllm.engine.vllm.processes import read_worker_end
+from lmi_vllm.engine.vllm.processes import read_last_cause, read_worker_end, worker_ends
 from lmi_vllm.private_folders import PrivateFolder
 
 logger = logging.getLogger(__name__)
@@ -31,6 +31,7 @@ _MILLISECONDS: Final = 1000
 _TOLD_SECONDS: Final = 0.5  # until an engine core that lives has told how its worker ended
 _POLL_SECONDS: Final = 0.02
 _NOTE_SECONDS: Final = 2.0
+_LONGEST_CAUSE: Final = 700  # characters
 
 
 class _Worker(NamedTuple):
@@ -42,10 +43,11 @@ class _Worker(NamedTuple):
 class EngineProcesses:
     """Engine cores, which are this process's children, and their workers."""
 
-    def __init__(self, cores: Sequence[Any], oom_kills: OomKills, worker_ends: Path) -> None:
+    def __init__(self, cores: Sequence[Any], oom_kills: OomKills, errors: Path) -> None:
         self._cores = tuple(cores)
         self._oom_kills = oom_kills
-        self._worker_ends = worker_ends
+        self._errors = errors  # what they log as exceptions
+        self._worker_ends = worker_ends(errors)
         self._workers: list[_Worker] = []
         self._ended_worker = ""
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -74,15 +76,28 @@ class EngineProcesses:
     async def reason(self) -> str:
         """Return what has ended, and how, once the engine has died."""
         if not self._ended_worker:
-            codes = (core.exitcode for core in self._cores)
-            code = next((code for code in codes if code is not None), None)
-            return ended_so(ENGINE_DIED, code, self._oom_kills)
+            return await self._reason_of_a_core()
         deadline = time.monotonic() + _TOLD_SECONDS
         while (code := read_worker_end(self._worker_ends)) is None:
             if time.monotonic() > deadline:
                 break
             await asyncio.sleep(_POLL_SECONDS)
         return ended_so(self._ended_worker, code, self._oom_kills)
+
+    async def _reason_of_a_core(self) -> str:
+        """Say what it has logged last, too, unless a signal ended it."""
+        deadline = time.monotonic() + _TOLD_SECONDS
+        while (code := self._code()) is None:
+            if time.monotonic() > deadline:
+                break
+            await asyncio.sleep(_POLL_SECONDS)
+        cause = read_last_cause(self._errors) if code is None or code >= 0 else ""
+        ended = ended_so(ENGINE_DIED, code, self._oom_kills)
+        return ": ".join(filter(None, (ended, cause[:_LONGEST_CAUSE])))
+
+    def _code(self) -> int | None:
+        codes = (core.exitcode for core in self._cores)
+        return next((code for code in codes if code is not None), None)
 
     def wait_workers(self, seconds: float) -> bool:
         """Return whether all workers have ended in time: they hold the device's memory. Blocks."""

@@ -146,10 +146,20 @@ def read_worker_end(path: Path) -> int | None:
 
 def read_root_cause(path: Path) -> str | None:
     """Return the first recorded cause that is more than "see above"; None without one."""
-    if not path.exists():
-        return None
-    lines = path.read_text(encoding="utf-8").splitlines()
-    return next((line for line in lines if "See root cause above" not in line and line), None)
+    return next(iter(_causes(path)), None)
+
+
+def read_last_cause(path: Path) -> str:
+    """Return what a process of the engine has logged last, of such causes; empty without one."""
+    return next(reversed(_causes(path)), "")
+
+
+def _causes(path: Path) -> list[str]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return []
+    return [line for line in lines if "See root cause above" not in line and line]
 
 
 def end_with_parent(parent_pid: int) -> None:

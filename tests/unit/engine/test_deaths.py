@@ -148,11 +148,11 @@ def core() -> Iterator[Any]:
     process.wait()
 
 
-async def watched(core: Any, ends: Path) -> tuple[EngineProcesses, asyncio.Event]:
+async def watched(core: Any, errors: Path) -> tuple[EngineProcesses, asyncio.Event]:
     """Return the watch over both workers, and what is set when one has ended."""
     ended = asyncio.Event()
     while True:
-        found = EngineProcesses([core], OomKills(Path("/nowhere")), ends)
+        found = EngineProcesses([core], OomKills(Path("/nowhere")), errors)
         found.watch(ended.set)
         if len(found._workers) == 2:
             return found, ended
@@ -163,7 +163,7 @@ async def watched(core: Any, ends: Path) -> tuple[EngineProcesses, asyncio.Event
 @ON_LINUX
 async def test_end_of_a_worker_is_seen_at_once(core: Any, tmp_path: Path) -> None:
     """It is not this process's child; the engine core tells how it ended, when it comes to it."""
-    found, ended = await watched(core, tmp_path / "worker-ends")
+    found, ended = await watched(core, tmp_path / "errors")
     worker = found._workers[1]
     os.kill(worker.pid, signal.SIGKILL)
     await asyncio.wait_for(ended.wait(), 2)
@@ -178,8 +178,20 @@ async def test_end_of_a_worker_is_seen_at_once(core: Any, tmp_path: Path) -> Non
 @ON_LINUX
 async def test_end_of_a_core_is_its_own(core: Any, tmp_path: Path) -> None:
     """Without a lost worker the first exit code of a core counts."""
-    found, _ = await watched(core, tmp_path / "worker-ends")
+    found, _ = await watched(core, tmp_path / "errors")
     core.exitcode = -11
     assert await found.reason() == f"{ENGINE_DIED}: killed by SIGSEGV"
     found.close()
     found.close()
+
+
+@ON_LINUX
+async def test_core_that_ends_itself_has_said_why(core: Any, tmp_path: Path) -> None:
+    """What it has logged last is the reason; one that is killed has not."""
+    errors = tmp_path / "errors"
+    errors.write_text("ValueError: before\nAttributeError: no scan\nSee root cause above\n")
+    found = EngineProcesses([core], OomKills(Path("/nowhere")), errors)
+    core.exitcode = 1
+    assert await found.reason() == f"{ENGINE_DIED}: exit code 1: AttributeError: no scan"
+    core.exitcode = -9
+    assert await found.reason() == f"{ENGINE_DIED}: killed by SIGKILL"
