@@ -12,6 +12,7 @@ from lmi_vllm.config.vllm_schema import installed_release, load_release
 _EXPERT_COUNTS: Final = (
     "num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts",
 )  # fmt: skip
+_SHOWN: Final = 60  # characters of a value that cannot be used
 # Methods that config.json may name and vLLM reads as a method of another name, by its own rules
 # (vLLM 0.31 to 0.33: transformers_utils/model_arch_config_convertor.py, quantization/inc/inc.py).
 _OTHER_NAMES: Final = ("compressed_tensors", "auto-round")
@@ -104,6 +105,19 @@ class OwnEngines:
         """The engine of a model of these architectures; None: vLLM runs it."""
         runs = (one for one in self.engines if one.runs(architectures, arguments) is not None)
         return next(runs, None)
+
+
+def misstated_quantization(config: Mapping[str, object]) -> Iterator[str]:
+    """Yield an error if what config.json says of quantization is no object: vLLM asks its fields.
+
+    It would fail on that with an AttributeError, once it has been imported.
+    """
+    stated = text_part(config).get("quantization_config")
+    if stated is not None and not isinstance(stated, Mapping):
+        yield (
+            f"quantization_config in config.json is {str(stated)[:_SHOWN]!r}, and no object with a "
+            "quant_method: correct it, or remove it where the weights are not quantized"
+        )
 
 
 def unsupported_quantization(shape: Checkpoint) -> Iterator[str]:

@@ -13,6 +13,7 @@ from lmi_vllm.checks.model import (
     OwnEngines,
     checkpoint_errors,
     checkpoint_warnings,
+    misstated_quantization,
     read_checkpoint,
     unsupported_quantization,
 )
@@ -160,6 +161,7 @@ def _put_defaults(draft: ArgumentDraft) -> None:
 def _check_checkpoint(draft: ArgumentDraft) -> None:
     """Note what does not go with the checkpoint."""
     shape = read_checkpoint(draft.config)
+    draft.errors += misstated_quantization(draft.config)
     draft.errors += unsupported_quantization(shape)
     if draft.config:
         draft.errors += checkpoint_errors(shape, draft.values, has_gpus=draft.devices.gpu_count > 0)

@@ -311,6 +311,15 @@ def quantized(quantization: object, explained: ExplainRun, folder: Path) -> Expl
     return explained("", {"HF_MODEL_ID": str(folder)})
 
 
+@pytest.mark.parametrize("stated", [[1], "awq", [], 4])
+def test_quantization_that_is_no_object_is_refused(
+    explained: ExplainRun, tmp_path: Path, stated: object
+) -> None:
+    """VLLM fails on it with an AttributeError, half a minute later."""
+    (error,) = quantized(stated, explained, tmp_path).errors
+    assert error.startswith(f"quantization_config in config.json is {str(stated)!r}")
+
+
 def test_missing_engine_is_a_warning(
     explained: ExplainRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
