@@ -135,6 +135,7 @@ FIELDS_SET: Final = {
     "configuration.py": {
         "engine_args._api_process_count",
         "engine_args._api_process_rank",
+        "engine_args.served_model_name",
     },
     "grammar_trials/engine.py": {
         "manager.__class__",  # the engine holds that very one
