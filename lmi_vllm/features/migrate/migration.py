@@ -180,6 +180,14 @@ def migrate_sagemaker_vllm(environ: Mapping[str, str], configuration: Configurat
     return _from_flags(migration, read_variables(environ))
 
 
+_ONE_OF_EACH: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "tensor_parallel_size": "vLLM uses one GPU; ours all of them",
+        "data_parallel_size": "vLLM makes no copies by itself",
+    }
+)
+
+
 def _from_flags(migration: Migration, flags: Sequence[Flag]) -> Migration:
     """Add every flag, and vLLM's defaults where ours differ; return the checked migration."""
     for flag in flags:
@@ -192,8 +200,10 @@ def _from_flags(migration: Migration, flags: Sequence[Flag]) -> Migration:
     if "option.model_id" in properties:
         model = properties["option.model_id"]
         migration.default("option.served_model_name", model, "vllm serve answers to the model id")
-    migration.default("option.tensor_parallel_size", "1", "vLLM uses one GPU; ours all of them")
-    migration.default("option.data_parallel_size", "1", "vLLM makes no copies by itself")
+    refused = {flag.name for flag in flags if flag.problem}
+    for name, why in _ONE_OF_EACH.items():
+        if name not in refused:  # a value is missing there: no default fits it
+            migration.default(f"{FILE_PREFIX}{name}", "1", why)
     _enable_lora(migration)
     if properties.get("option.enable_lora") == "true":
         migration.default("option.max_loras", "1", "vLLM's default")

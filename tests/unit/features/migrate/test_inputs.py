@@ -304,3 +304,15 @@ def test_a_block_of_yaml_ends_with_no_line_break(
     file.write_text("kind: ConfigMap\ndata:\n  OPTION_ENFORCE_EAGER: |\n    true\n")
     code, document = run(capsys, str(file))
     assert (code, document["properties"]) == (0, {"option.enforce_eager": "true"})
+
+
+def test_no_default_stands_beside_a_refused_flag(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The file would start with it: one GPU, where the command had some that is not in the file."""
+    file = tmp_path / "run.sh"
+    file.write_text("vllm serve acme/x --tensor-parallel-size $GPUS\n")
+    _, document = run(capsys, str(file))
+    assert "--tensor-parallel-size" in str(document["refused"])
+    assert "option.tensor_parallel_size" not in document["properties"]
+    assert document["properties"]["option.data_parallel_size"] == "1"
