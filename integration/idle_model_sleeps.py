@@ -7,13 +7,15 @@ The real engine on a CPU, alone and with a second front-end process. vLLM's own 
 import concurrent.futures
 import json
 import signal
+from pathlib import Path
 
 import psutil
 import pytest
 
-from integration.client import OpenStream, call, wait_until
-from integration.conftest import ServerProcess, StartServer
+from integration.client import Answer, OpenStream, call, wait_until
+from integration.conftest import RunningServer, ServerProcess, StartServer
 from integration.engine_restart import answers, engine_of, ping, start
+from tests.support.hook_files import write_code
 
 pytestmark = pytest.mark.vllm
 ASLEEP_SECONDS = 60.0
@@ -85,6 +87,115 @@ def test_processes_of_one_server_sleep_and_wake_together(server_process: StartSe
             texts = list(pool.map(lambda _: answers(url, NAMES), range(8)))
         assert texts == [before] * 8
     assert json.loads(call(url, "/server/sleep").body)["wakes_on_request"] is False
+
+
+def put_to_sleep(url: str) -> None:
+    """Have the model sleep by a call."""
+    answer = call(url, "/server/sleep", method="POST")
+    assert answer.status == 200, answer.body
+    assert json.loads(answer.body)["is_given_back"]
+
+
+def test_sessions_and_deferred_answers_wake_it(demo_server: RunningServer) -> None:
+    """A client that comes later gets its answer; one that is there is read without waking."""
+    url, say = demo_server.url, {"inputs": "The capital of France is"}
+    before = call(url, "/invocations", say).body
+    put_to_sleep(url)
+    deferred = call(url, "/invocations", say, headers={"x-synchronous": "false"})
+    token = {"x-starting-token": deferred.headers["x-next-token"]}
+    assert call(url, "/invocations", b"", headers=token).status == 202
+    assert call(url, "/server/sleep", method="POST").status == 409
+    assert wait_until(lambda: call(url, "/invocations", b"", headers=token).status == 200, 60)
+    put_to_sleep(url)
+    assert call(url, "/invocations", b"", headers=token).body == before
+    assert ping(url)[1]["status"] == "Asleep"
+    made = call(url, "/invocations", {"requestType": "NEW_SESSION"})
+    name = "x-amzn-sagemaker-session-id"
+    session = {name: made.headers[name].split(";")[0]}
+    for payload in (say, {"requestType": "CLOSE"}):
+        put_to_sleep(url)
+        assert call(url, "/invocations", payload, headers=session).status == 200
+
+
+HANDLER = """
+    from djl_python import Output
+
+    async def handle(inputs):
+        asked = inputs.get_as_json()
+        return Output().add_as_json({"own": True}) if "own" in asked else None
+"""
+
+
+def test_code_of_the_model_answers_with_each_engine(
+    server_process: StartServer, tmp_path: Path
+) -> None:
+    """In place of the engine, and with the built-in answer of the next one."""
+    code = write_code(tmp_path, HANDLER)
+    _, url = start(server_process, OPTION_ENTRYPOINT=str(code))
+    asked = ({"own": 1}, {"inputs": "The capital of France is"})
+    before = [call(url, "/invocations", payload).body for payload in asked]
+    assert json.loads(before[0]) == {"own": True}
+    for payload, body in zip(asked, before, strict=True):
+        put_to_sleep(url)
+        assert call(url, "/invocations", payload).body == body
+
+
+def test_model_that_embeds_wakes_on_each_of_its_routes(embedding_server: RunningServer) -> None:
+    """Vectors of the next engine are those of the last one."""
+    url = embedding_server.url
+    asked = {
+        "/invocations": {"inputs": ["rain"]},
+        "/v1/embeddings": {"input": "rain"},
+        "/score": {"text_1": "rain", "text_2": "sea"},
+        "/pooling": {"input": "rain"},
+    }
+    before = {path: without_names(call(url, path, body)) for path, body in asked.items()}
+    for path, body in asked.items():
+        put_to_sleep(url)
+        assert without_names(call(url, path, body)) == before[path]
+
+
+def without_names(answer: Answer) -> object:
+    """Return a good answer's document, without what differs each time."""
+    assert answer.status == 200, answer.body
+    document = json.loads(answer.body)
+    own = ("id", "created")
+    if isinstance(document, dict):
+        return {name: value for name, value in document.items() if name not in own}
+    return document
+
+
+def test_encoder_and_decoder_sleep(server_process: StartServer, tmp_path: Path) -> None:
+    """They run in an engine of ours, which ends and comes back in the same way."""
+    from tests.support.text_models import tiny_t5  # noqa: PLC0415 (imports torch)
+
+    server = server_process("--model", str(tiny_t5(tmp_path / "t5")), "--port", "0")
+    url, say = server.url_when_ready(), {"inputs": "a b", "parameters": {"max_new_tokens": 5}}
+    before = call(url, "/invocations", say).body
+    put_to_sleep(url)
+    assert call(url, "/invocations", say).body == before
+
+
+def test_next_process_knows_how_long_a_start_takes(
+    server_process: StartServer, tmp_path: Path
+) -> None:
+    """It was kept beside compiled code: the second start says what is left, as does its waking."""
+    server, url = start(server_process, VLLM_CACHE_ROOT=str(tmp_path))
+    put_to_sleep(url)
+    assert call(url, "/server/sleep", method="DELETE").status == 200
+    assert wait_until(lambda: "again_seconds" in kept_seconds(tmp_path), 10)
+    server.process.send_signal(signal.SIGTERM)
+    assert server.wait_exit(30) == 0
+    assert min(kept_seconds(tmp_path).values()) > 0
+    server = server_process("--demo", "--port", "0", environ={"VLLM_CACHE_ROOT": str(tmp_path)})
+    url = server.wait_listening()
+    assert wait_until(lambda: ping(url)[1].get("seconds_left", 0) > 0, ASLEEP_SECONDS)
+
+
+def kept_seconds(root: Path) -> dict[str, float]:
+    """Return what the file of the one model has, once it has both."""
+    [path] = (root / "lmi_vllm").glob("*.json")
+    return {name: value for name, value in json.loads(path.read_text()).items() if value}
 
 
 @pytest.mark.parametrize("level", ["1", "2"])

@@ -14,10 +14,11 @@ from typing import Final
 # for DistilBERT and gte v1.5: each is a model of its own.
 # Published weights and tokenizers are three more, of which no other server of the suite has any.
 # Deployments of other servers are six more: what is proven is a start with their words.
+# Sleep has three more: a model with code, an encoder with a decoder, and a start after another.
 # A model in Google's store with adapters in Azure's is one more: its fetch is what is proven.
 # One server with one slot for adapters, and two behind routers, are three more: what others share
 # has two slots, publishes no events and would be asked by no one else meanwhile.
-BUDGETS: Final[Mapping[str, int]] = MappingProxyType({"contract": 32, "integration": 143})
+BUDGETS: Final[Mapping[str, int]] = MappingProxyType({"contract": 32, "integration": 146})
 
 
 @dataclass

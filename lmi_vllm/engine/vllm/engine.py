@@ -42,6 +42,7 @@ from lmi_vllm.engine.vllm.names import (
 from lmi_vllm.engine.vllm.openai import VllmOpenAI
 from lmi_vllm.engine.vllm.processes import in_own_thread
 from lmi_vllm.engine.vllm.start import ERRORS, start_vllm
+from lmi_vllm.engine.vllm.workarounds.kept_tokenizers import forget_tokenizers
 from lmi_vllm.engine.vllm.workarounds.media_places import name_missing_places
 from lmi_vllm.engine.vllm.workarounds.text_lengths import TextLengths, guard_lengths
 from lmi_vllm.errors import EngineDeadError, LmiError
@@ -261,6 +262,7 @@ class VllmClient:
         await asyncio.to_thread(self._llm.kill, KILL_SECONDS)  # vLLM kills, and leaves zombies
         self._llm.release()
         self._llm.clean_up()
+        forget_tokenizers()
         self._llm.setup.thread.shutdown(wait=False)
 
 

@@ -25,6 +25,7 @@ from vllm.sampling_params import (
     StructuredOutputsParams,
 )
 from vllm.tokenizers.registry import cached_tokenizer_from_config
+from vllm.utils import func_utils
 from vllm.utils.mistral import is_mistral_tokenizer
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.engine.detokenizer import FastIncrementalDetokenizer
@@ -70,6 +71,7 @@ __all__ = [
     "cached_tokenizer_from_config",
     "create_error_response",
     "current_platform",
+    "func_utils",
     "is_mistral_tokenizer",
     "our_errors",
     "parse_model_prompt",

@@ -267,6 +267,7 @@ IMPORTED_BY_NAME: Final = {
 PRIVATE_READ: Final = {
     "workarounds/bad_words.py": {"params._bad_words_token_ids"},
     "engine_calls.py": {"core._call_utility_async"},
+    "workarounds/kept_tokenizers.py": {"func_utils._supports_kw"},
     "workarounds/ended_streams.py": {"handler._chat_completion_stream_to_v2"},
     "configuration.py": {
         "engine_args._api_process_count",
