@@ -6,7 +6,7 @@ server's own.
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from typing import Any, Final
 
 from lmi_vllm.features.ray_serve.server_connection import ServerConnection, ServerGoneError
@@ -131,9 +131,12 @@ class _Request:
         self._is_whole = not first.get("more_body", False)
         names = {name for name, _ in scope["headers"]}
         has_body = not self._is_whole or bool(first.get("body"))
-        self._is_chunked = has_body and b"content-length" not in names
+        # Of both, only the coding counts (RFC 9112, 6.3).
+        is_coded = b"content-length" not in names or b"transfer-encoding" in names
+        self._is_chunked = has_body and is_coded
+        dropped = _NOT_PASSED_ON | {b"content-length"} if is_coded else _NOT_PASSED_ON
         lines = [f"{self._method} {_target(scope)} HTTP/1.1".encode("latin-1")]
-        lines += [n + b": " + value for n, value in scope["headers"] if n not in _NOT_PASSED_ON]
+        lines += [n + b": " + value for n, value in scope["headers"] if n not in dropped]
         if b"host" not in names:
             lines.append(b"host: server")  # as HTTP/1.0 may be sent
         if self._is_chunked:
@@ -141,31 +144,48 @@ class _Request:
         self._head = b"\r\n".join(lines) + b"\r\n\r\n"
         # A line break in a name that Ray's proxy was told would be another header here.
         self.is_sound = self._head.count(b"\n") == self._head.count(b"\r") == len(lines) + 1
+        # Bytes of the body to send: what is above its length would be a request of its own.
+        self._left = 0 if is_coded else _length(scope["headers"])
 
     def begin(self, connection: ServerConnection) -> "asyncio.Task[None]":
         """Send what there is; the task sends the rest, and closes when the client has left."""
         is_head_request = self._method == "HEAD"
         connection.begin(self._head, self._framed(self._first), is_head_request=is_head_request)
-        connection.is_sent = self._is_whole
+        connection.is_sent = self._is_sent_with(self._first)
         return asyncio.ensure_future(self._follow(connection))
 
     async def _follow(self, connection: ServerConnection) -> None:
-        while True:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                self.has_left = True
-                connection.close()
-                return
-            if not connection.is_sent:
-                await connection.send_more(self._framed(message))
-                connection.is_sent = not message.get("more_body", False)
+        is_whole = self._is_whole
+        try:
+            while (message := await self._receive())["type"] != "http.disconnect":
+                if not is_whole:
+                    await connection.send_more(self._framed(message))
+                    is_whole = not message.get("more_body", False)
+                    connection.is_sent = self._is_sent_with(message)
+        except Exception:
+            connection.close()  # the server would wait for the rest
+            raise
+        self.has_left = True
+        connection.close()
+
+    def _is_sent_with(self, message: Message) -> bool:
+        """Whether the body is whole with this part, and as long as its header says."""
+        return not message.get("more_body", False) and not self._left
 
     def _framed(self, message: Message) -> bytes:
         body: bytes = message.get("body", b"")
         if not self._is_chunked:
+            body = body[: self._left]
+            self._left -= len(body)
             return body
         chunk = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
         return chunk if message.get("more_body", False) else chunk + b"0\r\n\r\n"
+
+
+def _length(headers: Iterable[tuple[bytes, bytes]]) -> int:
+    """Return the length of the body; 0 where it is no number, which the server refuses."""
+    value = next(value for name, value in headers if name == b"content-length")
+    return int(value) if value.isdigit() else 0
 
 
 def _target(scope: Mapping[str, Any]) -> str:

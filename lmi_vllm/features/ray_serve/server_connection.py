@@ -31,6 +31,7 @@ class ServerConnection(asyncio.Protocol):
         self._may_write.set()
         self._is_lost = False
         self._keeps = True
+        self._is_idle = False
         self._idle_since = 0.0
 
     def begin(self, head: bytes, body: bytes, *, is_head_request: bool) -> None:
@@ -41,6 +42,7 @@ class ServerConnection(asyncio.Protocol):
         self._waiting = 0
         self._is_complete = False
         self._is_head_request = is_head_request
+        self._is_idle = False
         self.is_sent = False
         self._transport.write(head + body)
 
@@ -80,7 +82,8 @@ class ServerConnection(asyncio.Protocol):
     def is_free(self) -> bool:
         """Whether request and answer are whole and the server keeps the connection."""
         self._idle_since = self._loop.time()
-        return self._is_complete and self._keeps and self.is_sent and not self._is_lost
+        self._is_idle = self._is_complete and self._keeps and self.is_sent and not self._is_lost
+        return self._is_idle
 
     def close(self) -> None:
         """End the connection, and with it what the server does for it."""
@@ -106,7 +109,10 @@ class ServerConnection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass of it
 
     def data_received(self, data: bytes) -> None:
-        """Take a part of the answer."""
+        """Take a part of the answer; what comes unasked must not answer the next request."""
+        if self._is_idle:
+            self.close()
+            return
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError:

@@ -312,3 +312,99 @@ def test_event_loop_of_ray_serves_as_well(tmp_path: Path) -> None:
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         assert runner.run(ask()) == b"x" * 1_000_000 + b"y" * 1_000_000
+
+
+HIDDEN = b"POST /hidden HTTP/1.1\r\nhost: a\r\ncontent-length: 0\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("headers", "pieces"),
+    [
+        ([(b"content-length", b"4")], [b"body" + HIDDEN]),
+        ([(b"content-length", b"4")], [b"bo", b"dy" + HIDDEN]),
+        ([(b"content-length", b"4")], [b"body", HIDDEN]),
+        ([(b"content-length", b"4"), (b"transfer-encoding", b"chunked")], [b"body" + HIDDEN]),
+        ([(b"content-length", b"4"), (b"transfer-encoding", b"chunked")], [b"body", HIDDEN]),
+    ],
+)
+async def test_body_holds_no_second_request(serve: Any, headers: Any, pieces: list[bytes]) -> None:
+    """Its answer would be that of the next client on the connection."""
+    seen = []
+
+    async def note(request: web.Request) -> web.Response:
+        seen.append((request.path, await request.read()))
+        return web.Response(body=request.path.encode())
+
+    relay = await serve(note)
+    for path in ("/one", "/two"):
+        client = Client(*(pieces if path == "/one" else [b"body"]))
+        given = headers if path == "/one" else [(b"content-length", b"4")]
+        async with asyncio.timeout(WAIT):
+            await relay(scope(path, given), client.receive, client.send)
+        assert client.body == path.encode()
+    is_coded = len(headers) > 1
+    assert seen == [("/one", b"".join(pieces) if is_coded else b"body"), ("/two", b"body")]
+
+
+async def test_body_that_is_too_short_keeps_no_connection(serve: Any) -> None:
+    """The server would take what the next client sends for its rest."""
+
+    async def early(request: web.Request) -> web.Response:
+        return web.Response(body=request.path.encode())
+
+    relay = await serve(early)
+    for path, length in (("/one", b"99"), ("/two", b"4")):
+        client = Client(b"body")
+        async with asyncio.timeout(WAIT):
+            headers = [(b"content-length", length)]
+            await relay(scope(path, headers), client.receive, client.send)
+        assert client.body == path.encode()
+
+
+async def test_answer_that_no_one_asked_for_is_not_the_next_one(tmp_path: Path) -> None:
+    """What comes on a connection between two requests ends it."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        for text in (b"first", b"stray"):
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n" + text)
+            await writer.drain()
+            await asyncio.sleep(0.1)
+        writer.close()
+
+    server = await asyncio.start_unix_server(answer, str(tmp_path / "s"))
+    relay = Relay(str(tmp_path / "s"))
+    for _ in range(2):
+        client = Client()
+        async with asyncio.timeout(WAIT):
+            await relay(scope(), client.receive, client.send)
+        assert client.body == b"first"
+        await asyncio.sleep(0.3)
+    await relay.close()
+    server.close()
+    await server.wait_closed()
+
+
+async def test_error_of_the_client_s_side_ends_the_request(serve: Any) -> None:
+    """The server would wait for the rest of the body."""
+    is_ended = asyncio.Event()
+
+    async def read(request: web.Request) -> web.Response:
+        try:
+            return web.Response(body=await request.read())
+        finally:
+            is_ended.set()
+
+    relay, client = await serve(read), Client()
+    client.messages.get_nowait()
+    client.messages.put_nowait({"type": "http.request", "body": b"part", "more_body": True})
+
+    async def receive() -> Message:
+        if client.messages.empty():
+            raise OSError("lost")
+        return await client.receive()
+
+    async with asyncio.timeout(WAIT):
+        await relay(scope(), receive, client.send)
+        await is_ended.wait()
+    assert client.got[0]["status"] == 503
