@@ -7,9 +7,9 @@ kind=$1 tag=$2 file=config/docker/Dockerfile.$1
 if docker info >/dev/null 2>&1; then
     set -- docker build
 elif command -v podman >/dev/null; then
-    set -- podman build
+    set -- podman build --format docker  # the other format has no HEALTHCHECK
 elif command -v buildah >/dev/null; then
-    set -- buildah bud
+    set -- buildah bud --format docker
 else
     echo "make image: neither a running docker nor podman nor buildah is here" >&2
     exit 1

@@ -26,8 +26,8 @@ def build(folder: Path, tools: dict[str, int], kind: str = "cpu") -> tuple[int, 
     ("tools", "words"),
     [
         ({"docker": 0, "podman": 0}, "docker build"),
-        ({"docker": 1, "podman": 0}, "podman build"),  # no daemon
-        ({"docker": 1, "buildah": 0}, "buildah bud"),
+        ({"docker": 1, "podman": 0}, "podman build --format docker"),  # no daemon
+        ({"docker": 1, "buildah": 0}, "buildah bud --format docker"),
     ],
 )
 def test_first_that_works_builds(tmp_path: Path, tools: dict[str, int], words: str) -> None:
