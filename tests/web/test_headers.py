@@ -7,6 +7,7 @@ from aiohttp.test_utils import TestClient
 from yarl import URL
 
 from lmi_vllm.messages import ServingProfile
+from lmi_vllm.web import sleep_route
 from lmi_vllm.web.request import OPEN_PATHS, WebOptions
 from tests.conftest import ServeScripted
 from tests.web.conftest import STREAM, queue_of, send_raw
@@ -346,8 +347,11 @@ async def check_wrong_method(client: TestClient, path: str, method: str, allow: 
     assert response.headers["Allow"] == allow
 
 
-async def test_allow_header_matches_every_route(serve: ServeScripted) -> None:
+async def test_allow_header_matches_every_route(
+    serve: ServeScripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No 405 without Allow, and no method in it is itself answered with 405."""
+    monkeypatch.setattr(sleep_route, "GIVE_BACK_SECONDS", 0.01)  # nothing here puts it to sleep
     client = await serve(ServingProfile(model_name="demo", tgi_compat=True, enable_lora=True))
     paths = {route.resource.canonical.format(**PLACES) for route in client.app.router.routes()}
     for path in sorted(paths - {"/"}):  # which is there for OPTIONS only
