@@ -92,7 +92,12 @@ class _Load:
             self.environ, self.command_line, config, self.report, self.table, self.images
         )
         file = self._choose(server_order, extra_properties)
-        self.images = of_images(self.environ, self.table, has_model=self._has_model(file))
+        self.images = of_images(
+            self.environ,
+            self.table,
+            has_model=self._has_model(file),
+            flags=self.command_line.vllm,
+        )
         for properties in (config, file):
             for sentence in properties.duplicates() if properties else ():
                 self.report.warn(sentence)

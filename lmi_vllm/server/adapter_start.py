@@ -100,7 +100,8 @@ async def _register(registry: AdapterRegistry, stated: str, adapter: Adapter) ->
     except AdapterCapacityError as error:
         raise EngineMemoryError(f"{stated}: {error.text}") from error
     except LmiError as error:
-        raise ModelSourceError(f"{stated}: {error.text}") from error
+        reason = error.text.removeprefix(f"Adapter {adapter.name}: ")  # `stated` has the name
+        raise ModelSourceError(f"{stated}: {reason}") from error
 
 
 def _refuse_twice(local: Mapping[str, Path], named: Mapping[str, str]) -> None:

@@ -22,7 +22,12 @@ from lmi_vllm.config.other_servers.tgi_variables import (
     pair_replacements,
 )
 from lmi_vllm.config.other_servers.vllm_flags import Flag, is_flag, read_flags, read_variables
-from lmi_vllm.config.other_servers.vllm_server import FRONT_END, problem_of, replacement_of
+from lmi_vllm.config.other_servers.vllm_server import (
+    ARGUMENTS_OF_CHARTS,
+    FRONT_END,
+    problem_of,
+    replacement_of,
+)
 from lmi_vllm.config.setting import FILE_PREFIX, OtherSettings, RawValue
 from lmi_vllm.messages import Origin, OriginKind
 
@@ -66,6 +71,7 @@ _RESOLVER: Final = "lora_filesystem_resolver"
 _MODEL_ID: Final = f"{FILE_PREFIX}model_id"
 _LORA_MODULES: Final = f"{FILE_PREFIX}lora_modules"
 _ENABLE_LORA: Final = f"{FILE_PREFIX}enable_lora"
+_NO_FLAGS: Final = OtherSettings()
 VLLM_DEFAULT: Final = Origin(OriginKind.FLAG, "a default of vllm serve")
 # Where a setting is left out: ours listens elsewhere and takes all GPUs. Its own name for the model
 # is replaced once it is known which one is named (`model_sources`).
@@ -220,14 +226,19 @@ def from_tgi(environ: Mapping[str, str], options: OptionTable) -> OtherSettings:
 
 
 def of_images(
-    environ: Mapping[str, str], options: OptionTable, *, has_model: bool
+    environ: Mapping[str, str],
+    options: OptionTable,
+    *,
+    has_model: bool,
+    flags: OtherSettings = _NO_FLAGS,
 ) -> OtherSettings:
     """Return what the variables of other servers' images say: SageMaker's for vLLM, and TGI's.
 
-    TGI's are read where no other model is named (`has_model`). What is not read is unknown.
+    TGI's are read where no other model is named (`has_model`). What is not read is unknown. `flags`
+    are those of this start, which may have come out of a variable.
     """
     found = from_sagemaker(environ, options)
-    unknown = [*found.unknown, *_without_meaning(environ)]
+    unknown = [*found.unknown, *_without_meaning(environ), *_not_on_the_line(environ, flags)]
     if not names_tgi(environ) or has_model or any(raw.key == _MODEL_ID for raw in found.values):
         unknown += [
             f"{name} is of TGI's launcher and is not read here: lmi-vllm migrate --from tgi "
@@ -259,6 +270,18 @@ def _unread_of_tgi(environ: Mapping[str, str]) -> list[str]:
         if environ.get(name) and name not in (*given, *aliases, *_MODEL_NAMES, *_OF_NO_PROGRAM)
     )
     return [*given, *shared]
+
+
+def _not_on_the_line(environ: Mapping[str, str], flags: OtherSettings) -> Iterator[str]:
+    """Yield a sentence for each variable whose flags no start script has written out."""
+    written = {raw.origin.name for raw in flags.values}
+    for name in ARGUMENTS_OF_CHARTS:
+        words = [word.partition("=")[0] for word in environ.get(name, "").split()]
+        if words and written.isdisjoint(words):
+            yield (
+                f"{name} has no effect by itself: a start script has to write it into the command "
+                "line; the same flags may follow `lmi-vllm serve`"
+            )
 
 
 def _without_meaning(environ: Mapping[str, str]) -> Iterator[str]:

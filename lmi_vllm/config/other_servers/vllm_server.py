@@ -19,6 +19,8 @@ from lmi_vllm.config.parsers import words
 from lmi_vllm.config.variable_names import SAGEMAKER_PREFIX
 from lmi_vllm.config.vllm_schema import load_release
 
+# Variables of charts, whose start scripts write them into the command line of `vllm serve`.
+ARGUMENTS_OF_CHARTS: Final = ("VLLM_ADDITIONAL_ARGS", "VLLM_ARGS", "VLLM_EXTRA_ARGS")
 _NO_CLIENT_CERTIFICATES: Final = "client certificates are not checked; put a proxy in front"
 
 

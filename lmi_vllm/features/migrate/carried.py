@@ -7,6 +7,7 @@ from lmi_vllm.config.options import ALIAS_VARIABLES
 from lmi_vllm.config.other_servers.nim_variables import NIM_PREFIX, advice_for
 from lmi_vllm.config.other_servers.replacement import Replacement, variable
 from lmi_vllm.config.other_servers.tgi_variables import TGI_ONLY_NAMES, TGI_PAIRS, TGI_VARIABLES
+from lmi_vllm.config.other_servers.vllm_server import ARGUMENTS_OF_CHARTS
 from lmi_vllm.config.secrets import mask_text
 from lmi_vllm.config.setting import FILE_PREFIX, UNSET_TEXTS, Setting
 from lmi_vllm.config.settings import Settings
@@ -20,6 +21,7 @@ _SAME: Final = (
 )  # fmt: skip
 # Of these in our own environment a migration is not meant by chance.
 _OURS: Final = ("SAGEMAKER_", "DJL_", "LMI_", "VLLM_", "HF_HUB_")
+_WRITTEN_OUT: Final = "nothing reads it by itself: migrate -- FLAGS converts the flags in it"
 _OF_TGI: Final = frozenset(name for name in TGI_VARIABLES if name.startswith("CUDA_"))
 _GRAPH_SIZES: Final = f"{FILE_PREFIX}cudagraph_capture_sizes"
 _ALIASES: Final = {alias.source: alias.target for alias in ALIAS_VARIABLES}
@@ -50,6 +52,8 @@ def carry(
             migration.add(source, Replacement(None, why=why))
         elif name in _ALIASES:
             migration.add(source, _alias(migration, name, text))
+        elif name in ARGUMENTS_OF_CHARTS:
+            migration.add(source, Replacement(None, why=_WRITTEN_OUT))
         elif is_ours or (name.startswith(_SAME) and name not in _OF_TGI):
             migration.add(source, variable(name, text))
         else:

@@ -9,6 +9,7 @@ from lmi_vllm.adapters.hooks import AdapterHooks
 from lmi_vllm.adapters.loads import no_code
 from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.adapters.source import AdapterSources
+from lmi_vllm.errors import ModelSourceError
 from lmi_vllm.messages import ModelArtifacts
 from lmi_vllm.server.adapter_start import adapter_policy, load_adapters
 from lmi_vllm.server.model_files import ReadyFiles
@@ -50,3 +51,15 @@ async def test_settings_are_not_read_a_second_time(
     assert found[0].limits.total_bytes == 1_000_000
     assert found[0].environ["HF_ENDPOINT"] == "http://hub.internal"
     assert found[0].environ["HF_TOKEN"] == "hf_own"
+
+
+async def test_error_of_an_adapter_names_it_once(tmp_path: Path) -> None:
+    """With the place that names it."""
+    model = ModelArtifacts(reference="demo", model=str(tmp_path), name="demo")
+    modules = {"OPTION_LORA_MODULES": f"fr={tmp_path / 'typo'}", "OPTION_ENABLE_LORA": "true"}
+    settings = load_settings(modules)
+    ready = ReadyFiles(model, translate(settings, model, Devices(0)))
+    context = model_context(settings, {})
+    with pytest.raises(ModelSourceError, match="OPTION_LORA_MODULES") as caught:
+        await load_adapters(ready, CONFIGURATION, context, MagicMock(), no_code)
+    assert str(caught.value).count("fr:") == 1

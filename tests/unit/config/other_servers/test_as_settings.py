@@ -17,6 +17,7 @@ from lmi_vllm.config.other_servers.as_settings import (
     of_images,
     split_words,
 )
+from lmi_vllm.config.other_servers.vllm_server import ARGUMENTS_OF_CHARTS
 from lmi_vllm.config.parsers import lora_modules
 from lmi_vllm.config.setting import CommandLine
 from lmi_vllm.config.vllm_schema import VllmArgument, read_release, vllm_argument_names
@@ -264,6 +265,20 @@ def test_variables_of_tgi_that_others_have_too_are_named() -> None:
     named = {text.split()[0] for text in of_images(environ, OPTIONS, has_model=True).unknown}
     assert named == {"MAX_TOTAL_TOKENS", "DTYPE", "CUDA_GRAPHS", "PORT"}
     assert not of_images({"DTYPE": "x", "PORT": "1"}, OPTIONS, has_model=True).unknown
+
+
+@pytest.mark.parametrize("name", ARGUMENTS_OF_CHARTS)
+def test_arguments_of_charts_count_on_the_command_line(name: str) -> None:
+    """KServe's template has `vllm serve … ${VLLM_ADDITIONAL_ARGS}`; without it nothing reads it."""
+    environ = {name: "--max-model-len=64 --enforce-eager"}
+    (text,) = of_images(environ, OPTIONS, has_model=True).unknown
+    assert text.startswith(f"{name} has no effect by itself")
+    assert "64" not in text  # a flag may be a key
+    flags = from_flags(["/m", "--max-model-len", "64", "--enforce-eager"], OPTIONS)
+    assert not of_images(environ, OPTIONS, has_model=True, flags=flags).unknown
+    other = from_flags(["/m", "--max-num-seqs", "4"], OPTIONS)
+    assert of_images(environ, OPTIONS, has_model=True, flags=other).unknown
+    assert not of_images({name: ""}, OPTIONS, has_model=True).unknown
 
 
 def test_variables_of_nim_are_named_with_what_says_the_same() -> None:
