@@ -134,11 +134,6 @@ DIFFERENCES: Final = (
         r" body (deep|wide) beside$",
     ),
     difference("a body with more than 1024 fields", "status body", r" body many beside$"),
-    difference(
-        "some errors (pictures, `dimensions`), no name configured",
-        "body",
-        r" own message of a picture$|/embeddings dimensions$",
-    ),
     difference("`/invocations`", "status body content-type", r"^/invocations "),
 )
 

@@ -93,3 +93,6 @@ def test_missing_package_is_named(handler: Any, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(serving, "load_audio", load)
     with pytest.raises(ValueError, match="needs vLLM's packages for audio"):
         ours()(handler, wav_of_floats(0.5, RATE, rate=8000))
+    for content in (b"", b"no sound"):  # in vLLM's words
+        with pytest.raises(ValueError, match=r"^Invalid or unsupported audio file\.$"):
+            ours()(handler, content)

@@ -27,9 +27,12 @@ import numpy as np
 # What FFmpeg knows other files and streams by, which it then opens: concat, HLS, SDP and DASH.
 _ELSEWHERE: Final = (b"ffconcat", b"#extm3u", b"c=in ip", b":dash:")
 _PROBED: Final = 1 << 20  # bytes of a file that FFmpeg looks at
+# How files of sound begin: WAV and AIFF, OGG, FLAC, MP3, and MP4 or M4A after four bytes.
+_SOUNDS: Final = (b"RIFF", b"FORM", b"OggS", b"fLaC", b"ID3", b"\xff\xf3", b"\xff\xfb")
+_MP4: Final = b"ftyp"
 _UNREAD: Final = (
-    "the audio cannot be read: it is no audio file, or of a kind or a rate that needs vLLM's "
-    "packages for audio (vllm[audio]), which this server does not have"
+    "the audio cannot be read: it is broken, or of a kind or a rate that needs vLLM's packages "
+    "for audio (vllm[audio]), which this server does not have"
 )
 
 
@@ -54,6 +57,10 @@ def check_finite(sound: Any) -> None:
         raise ValueError("the audio has samples that are NaN or infinite")
 
 
+def _is_sound(content: bytes) -> bool:
+    return content.startswith(_SOUNDS) or content[4:8] == _MP4
+
+
 def checked(decode: Callable[[Any, bytes], Any]) -> Callable[[Any, bytes], Any]:
     """Return vLLM's method that decodes an upload, with the checks before and after it."""
 
@@ -63,7 +70,7 @@ def checked(decode: Callable[[Any, bytes], Any]) -> Callable[[Any, bytes], Any]:
         try:
             chunks, seconds = decode(self, audio_data)
         except ValueError as error:
-            if isinstance(error.__cause__, ImportError):
+            if isinstance(error.__cause__, ImportError) and _is_sound(audio_data):
                 raise ValueError(_UNREAD) from error
             raise
         for chunk in chunks:
