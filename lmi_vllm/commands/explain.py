@@ -79,6 +79,8 @@ def command_line_of(arguments: argparse.Namespace, options: OptionTable) -> Comm
     words = list(arguments.vllm_words)
     if arguments.model:
         words += ["--model", arguments.model]
+    own = ((arguments.host, "--host"), (arguments.port, "--port"))
+    written = (*(word.partition("=")[0] for word in words), *(name for value, name in own if value))
     vllm = from_flags(words, options, is_vllm=arguments.vllm_defaults)
     model = next((raw for raw in vllm.values if raw.key == f"{FILE_PREFIX}model_id"), None)
     return CommandLine(
@@ -92,6 +94,7 @@ def command_line_of(arguments: argparse.Namespace, options: OptionTable) -> Comm
         model_store=arguments.model_store,
         models=arguments.models,
         vllm=vllm,
+        written=frozenset(written),
     )
 
 

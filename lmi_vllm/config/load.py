@@ -96,7 +96,7 @@ class _Load:
             self.environ,
             self.table,
             has_model=self._has_model(file),
-            flags=self.command_line.vllm,
+            flags=self.command_line.written,
         )
         for properties in (config, file):
             for sentence in properties.duplicates() if properties else ():

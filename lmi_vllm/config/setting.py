@@ -67,6 +67,7 @@ class CommandLine:
     model_store: str | None = None
     models: str | None = None
     vllm: OtherSettings = OtherSettings()  # the flags of `vllm serve`
+    written: frozenset[str] = frozenset()  # the names of the flags, as they were written
 
 
 @dataclass(frozen=True, slots=True)

@@ -161,8 +161,7 @@ def _put_defaults(draft: ArgumentDraft) -> None:
 def _check_checkpoint(draft: ArgumentDraft) -> None:
     """Note what does not go with the checkpoint."""
     shape = read_checkpoint(draft.config)
-    draft.errors += misstated_quantization(draft.config)
-    draft.errors += unsupported_quantization(shape)
+    draft.errors += [*misstated_quantization(draft.config), *unsupported_quantization(shape)]
     if draft.config:
         draft.errors += checkpoint_errors(shape, draft.values, has_gpus=draft.devices.gpu_count > 0)
     if draft.config and isinstance(draft.values.get("quantization"), str):

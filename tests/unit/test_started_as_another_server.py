@@ -247,6 +247,17 @@ def test_folder_of_vllm_s_resolver_is_a_store(started: Started) -> None:
         assert any("VLLM_LORA_RESOLVER_CACHE_DIR" in warning for warning in settings.warnings)
 
 
+@pytest.mark.parametrize("written", ["--port=9000", "--enable-ssl-refresh", "--max_model_len=64"])
+def test_arguments_of_a_chart_that_are_written_out_are_no_error(
+    started: Started, written: str
+) -> None:
+    """Flags of ours, those without an effect, and other spellings are on the line as well."""
+    environ = {"VLLM_ADDITIONAL_ARGS": written}
+    assert not started([MODEL, "--strict", written], environ).errors
+    (error,) = started([MODEL, "--strict", "--enforce-eager"], environ).errors
+    assert error.startswith("VLLM_ADDITIONAL_ARGS has no effect by itself")
+
+
 def test_api_key_of_a_flag_is_never_printed(
     started: Started, capsys: pytest.CaptureFixture[str]
 ) -> None:
