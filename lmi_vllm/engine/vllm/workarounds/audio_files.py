@@ -11,9 +11,9 @@ Packages. Without `vllm[audio]` vLLM calls a sound of another rate than the mode
 
 Upstream: https://github.com/vllm-project/vllm/pull/57525 (of videos).
 Releases: 0.31 and later.
-Shows: with PyAV 47 bytes uploaded to `/v1/audio/transcriptions` have a sound of the server's
-    working directory transcribed. 90 bytes of SDP open UDP sockets, and hold one of the two threads
-    that decode for 20 s. A WAV of NaN is 500, "list index out of range".
+Shows: with PyAV a list of two lines, uploaded to `/v1/audio/transcriptions`, has a sound of the
+    server's working directory transcribed. 90 bytes of SDP open UDP sockets, and hold one of the
+    two threads that decode for 20 s. A WAV of NaN is 500, "list index out of range".
 May go: when test_plain_vllm_decodes_what_an_upload_names and
     test_plain_vllm_hands_a_sound_of_no_numbers_on fail.
 """
