@@ -8,8 +8,9 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Final
+
+from lmi_vllm.private_folders import new_private_folder
 
 KILL_SECONDS: Final = 5.0  # for a killed process to be gone
 READ_SECONDS: Final = 1.0
@@ -28,9 +29,10 @@ class ServerProcess:
     """
 
     def __init__(self, words: Sequence[str], environ: Mapping[str, str]) -> None:
-        # The path of a socket has 107 bytes at most, so TMPDIR does not count.
-        self._folder = TemporaryDirectory(prefix="lmi-ray-", dir="/tmp")
-        self.socket = str(Path(self._folder.name) / "server.sock")
+        # The path of a socket has 107 bytes at most, so TMPDIR does not count. What replicas that
+        # were killed have left is removed here.
+        self._folder = new_private_folder("lmi-ray-", Path("/tmp"))
+        self.socket = str(self._folder.path / "server.sock")
         self.on_end: Callable[[str], None] | None = None
         self._is_ending = False
         self._reason = ""
@@ -85,7 +87,7 @@ class ServerProcess:
                 sys.stderr.buffer.write(line)
                 sys.stderr.buffer.flush()
         self._process.wait()
-        self._folder.cleanup()
+        self._folder.remove()
         if self.on_end is not None and not self._is_ending:
             self.on_end(self._describe_end())
 

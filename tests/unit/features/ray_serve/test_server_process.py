@@ -21,7 +21,7 @@ PARENT = """
 import os, sys, time
 from lmi_vllm.features.ray_serve.server_process import ServerProcess
 server = ServerProcess(["--demo", "--engine", "scripted"], os.environ)
-print(server._process.pid, flush=True)
+print(server._process.pid, server.socket, flush=True)
 time.sleep(600)
 """
 
@@ -80,13 +80,24 @@ async def test_end_of_its_own_is_told_at_once() -> None:
     await relay.close()
 
 
-def test_killed_replica_takes_its_server_with_it() -> None:
-    """Ray gives the GPUs to another replica at once."""
+def start_and_fail() -> None:
+    """Another replica of this node, whose server refuses its command line."""
+    server = ServerProcess([*SCRIPTED, "--max-modl-len", "5"], os.environ)
+    assert wait_until(lambda: not Path(server.socket).parent.exists(), WAIT)
+
+
+def test_killed_replica_leaves_no_server_and_the_next_no_folder() -> None:
+    """Ray gives the GPUs to another replica at once, which removes the folder of this one."""
     with subprocess.Popen(
         [sys.executable, "-P", "-c", PARENT], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as parent:
         assert parent.stdout is not None
-        server = psutil.Process(int(parent.stdout.readline()))
+        number, socket = parent.stdout.readline().decode().split()
+        server, folder = psutil.Process(int(number)), Path(socket).parent
         assert wait_until(lambda: "Listening" in parent.stdout.readline().decode(), WAIT)
+        start_and_fail()
+        assert folder.exists()  # it is a living replica's
         parent.kill()
         assert wait_until(lambda: not server.is_running(), 10)
+    start_and_fail()
+    assert not folder.exists()
