@@ -9,6 +9,7 @@ if TYPE_CHECKING:
 
 def configure(c: "ConfigurationBuilder") -> None:
     """Add to the configuration."""
+    from lmi_vllm.features.lmcache.addresses import check_event_endpoint, check_side_channel
     from lmi_vllm.features.lmcache.rules import (
         LmcacheSettings,
         check_package,
@@ -19,7 +20,9 @@ def configure(c: "ConfigurationBuilder") -> None:
 
     c.settings.append(LmcacheSettings)
     c.rules[RulePhase.WRITTEN].append(kv_transfer)
-    c.rules[RulePhase.PLACED] += (check_workers, check_package)
+    c.rules[RulePhase.PLACED] += (
+        check_workers, check_package, check_event_endpoint, check_side_channel
+    )  # fmt: skip
 
 
 def serve(s: "ServerParts") -> None:

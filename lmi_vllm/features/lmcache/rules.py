@@ -69,7 +69,7 @@ def check_workers(draft: ArgumentDraft) -> None:
 def check_package(draft: ArgumentDraft) -> None:
     """Refuse LMCache and NIXL where vLLM would not find them; say what is not for a CPU."""
     config = draft.settings.feature(LmcacheSettings).kv_transfer_config
-    if any(name.startswith("Nixl") for name in _connectors(config)) and not any(
+    if any(name.startswith("Nixl") for name in connectors(config)) and not any(
         is_installed(package) for package in _NIXL
     ):
         said = draft.settings.feature(LmcacheSettings).details.kv_transfer_config
@@ -109,10 +109,10 @@ def _asked(draft: ArgumentDraft) -> Setting | None:
 
 
 def _is_lmcache(config: object) -> bool:
-    return any(name.startswith("LMCache") for name in _connectors(config))
+    return any(name.startswith("LMCache") for name in connectors(config))
 
 
-def _connectors(config: object) -> Iterator[str]:
+def connectors(config: object) -> Iterator[str]:
     """Yield the name of the connector, and of those that it joins."""
     if not isinstance(config, Mapping):
         return
@@ -121,4 +121,4 @@ def _connectors(config: object) -> Iterator[str]:
     extra = config.get("kv_connector_extra_config")
     joined = extra.get("connectors") if isinstance(extra, Mapping) else None
     for one in joined if isinstance(joined, list) else ():
-        yield from _connectors(one)
+        yield from connectors(one)
