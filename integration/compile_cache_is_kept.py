@@ -92,6 +92,13 @@ def said(server: ServerProcess, start: str) -> dict[str, Any]:
     return line
 
 
+def step_figures(server: ServerProcess) -> set[str]:
+    """What the summary of the start says of its step `compilation`."""
+    (start,) = [line for line in server.log if "step_figures" in line]
+    assert start["step_seconds"]["compilation"] > 0
+    return {"compiled", "from_cache"} & start["step_figures"].keys()
+
+
 def compiled_in(disk: Path) -> list[str]:
     """What vLLM has compiled, or found compiled, on a disk."""
     return sorted(path.name for path in disk.glob(f".cache/vllm/lmi_vllm/*/{COMPILED}/*"))
@@ -121,6 +128,7 @@ def test_second_container_does_not_compile(
         saved = said(first, "saved to")["compile_cache"]
         assert saved["bytes"] > 100_000
         assert "saved AOT compiled function" in first.stderr
+        assert step_figures(first) == {"compiled"}
         texts = containers.texts
         first.kill()
         listed = bucket.client.list_objects_v2(Bucket=BUCKET)["Contents"]
@@ -135,6 +143,7 @@ def test_second_container_does_not_compile(
         assert "Directly load AOT compilation from path" in second.stderr
         assert "Compiling model again" not in second.stderr
         assert "saved AOT compiled function" not in second.stderr
+        assert step_figures(second) == {"from_cache"}
         assert containers.texts == texts
         (after,) = bucket.client.list_objects_v2(Bucket=BUCKET)["Contents"]
         assert after["LastModified"] == listed[0]["LastModified"]

@@ -5,6 +5,7 @@ without a mouse. It shows the server's errors unchanged, and no text as markup.
 """
 
 import json
+import re
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -118,6 +119,9 @@ def test_a_real_start_is_watched_phase_by_phase(server_process: StartServer, vis
     assert page.locator("li.past[data-phase=download] .time").inner_text() != ""
     page.locator("#status", has_text="Ready").wait_for(timeout=120_000)
     assert page.locator(".steps li.past").count() == 5
+    detail = page.locator("li[data-phase=engine] .detail").inner_text()
+    assert re.search(r"weights \d+\.\d s \(.* of .* MB, 1 of 1 files", detail)
+    assert re.search(r"KV cache \d+\.\d s \(.*tokens\)", detail)
     assert page.title().startswith("Ready: ")
     one.tab("Playground")
     send(page, "The capital of France is")

@@ -12,6 +12,7 @@ import pytest
 
 from integration.client import call, wait_until
 from integration.conftest import RunningServer, StartServer
+from lmi_vllm.demo import DEMO_MODEL_DIR
 
 RAW = "[W"  # written past Python's logging by torch's C++ part
 
@@ -36,6 +37,11 @@ def test_lines_are_json_without_a_terminal(demo_server: RunningServer) -> None:
         "configuration", "set-up", "weights", "profile", "KV cache", "application",
     ]  # fmt: skip
     assert sum(start["step_seconds"].values()) <= start["phase_seconds"]["engine"] + 1
+    figures = start["step_figures"]
+    assert figures["weight_files"] == figures["weight_files_total"] == 1
+    size = (DEMO_MODEL_DIR / "model.safetensors").stat().st_size
+    assert figures["weight_bytes"] == figures["weight_bytes_total"] == size
+    assert figures["kv_cache_tokens"] > 1000
     # A sleep or a restart has steps of its own: other tests ask this server, too.
     steps = [line["step"] for line in server.log[: server.log.index(start)] if "step" in line]
     assert steps == list(start["step_seconds"])

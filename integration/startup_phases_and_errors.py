@@ -1,6 +1,7 @@
 """From the first second the port answers; a failed start says why, last and on one line."""
 
 import json
+import os
 import shutil
 import socket
 import time
@@ -52,6 +53,38 @@ def test_ping_is_503_with_phases_until_a_real_token(server_process: StartServer)
     assert list(steps) == sorted(steps, key=lambda step: ORDER[step])
     assert answer.json() == {"model": {"status": "Healthy"}}
     server.wait_ready(1)
+
+
+@pytest.mark.vllm
+def test_weights_are_read_while_vllm_is_imported(
+    server_process: StartServer, tmp_path: Path
+) -> None:
+    """They are on the disk alone; once vLLM asks for them they are in memory, with a line of it.
+
+    The second file is of a tensor that vLLM leaves out: it makes the model large.
+    """
+    folder = tmp_path / "model"
+    shutil.copytree(DEMO_MODEL_DIR, folder, ignore=shutil.ignore_patterns("adapters"))
+    count = 80 << 20
+    name = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    header = {name: {"dtype": "F32", "shape": [count // 4], "data_offsets": [0, count]}}
+    text = json.dumps(header).encode()
+    with (folder / "more.safetensors").open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for _ in range(count >> 20):
+            file.write(os.urandom(1 << 20))
+        file.flush()
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    server = server_process("--model", str(folder), "--port", "0")
+    server.url_when_ready()
+    (ahead,) = [line for line in server.log if "read_ahead" in line]
+    assert ahead["read_ahead"]["bytes"] > count / 2
+    (loads,) = [n for n, line in enumerate(server.log) if line.get("step") == "weights"]
+    assert server.log.index(ahead) < loads
+    (start,) = [line for line in server.log if "step_figures" in line]
+    assert start["step_figures"]["weight_files"] == 2
+    assert start["step_figures"]["weight_bytes"] > count
 
 
 @pytest.mark.vllm

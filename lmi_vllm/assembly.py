@@ -58,6 +58,7 @@ from lmi_vllm.features import (
     traces,
     vllm_adapters,
     watchdogs,
+    weights_ahead,
 )
 from lmi_vllm.translate.configuration import Configuration, ConfigurationBuilder
 
@@ -87,7 +88,7 @@ CONFIGURES: Final[tuple[Configures, ...]] = (
     # The meaning of settings: names of other servers come before what they may stand for.
     retired_options, speculation, lmcache, nodes, guide_defaults,
     # Engines, and models that vLLM lacks: an architecture is mapped before an engine is chosen.
-    legacy_models, seq2seq, compile_cache, front_ends,
+    legacy_models, seq2seq, compile_cache, weights_ahead, front_ends,
     adapter_store, adapters_state,
     deferred, sessions, text_embedding,
     root_path,
@@ -108,7 +109,7 @@ SERVES: Final[tuple[Serves, ...]] = (
     # Files of models, and what may refuse a start.
     requirements, custom_code, speculation, lmcache, free_memory,
     # Engines and processes.
-    seq2seq, scripted, compile_cache, front_ends, nodes,
+    seq2seq, scripted, compile_cache, weights_ahead, front_ends, nodes,
     grammar_trials, media_urls, token_lane, pickled_adapters,
     # Adapters: a name is looked for in the store before it is shared with other replicas.
     adapter_store, adapters_state, vllm_adapters, lora_series,

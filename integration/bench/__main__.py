@@ -16,7 +16,7 @@ from integration.bench.results import Result
 
 BENCHMARKS: Final = (
     "startup", "tokens", "direct", "serving", "requests", "bridge", "front_ends", "growth",
-    "overload", "fetch", "idle_sleep",
+    "overload", "fetch", "idle_sleep", "cold_weights",
 )  # fmt: skip
 DEFAULT_OUT: Final = "bench-report"
 

@@ -186,6 +186,8 @@ class Lifecycle:
             entry["phase"] = str(self.start.phase)
             if self.start.step and self.start.phase is Phase.ENGINE:
                 entry["step"] = self.start.step
+                spent = self.start.step_seconds.get(self.start.step, 0.0)
+                entry["step_seconds"] = round(spent, 1)
             entry["elapsed_seconds"] = round(self.start.elapsed_seconds, 1)
             if left := round(self.start.seconds_left, 1):
                 entry["seconds_left"] = left

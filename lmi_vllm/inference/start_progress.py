@@ -1,7 +1,7 @@
 """The progress of a start: its phases, the engine's steps, and the seconds of each."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
@@ -20,6 +20,7 @@ class Phase(StrEnum):
 
 
 _AFTER_THE_ENGINE: Final = (Phase.ADAPTERS, Phase.WARM_UP)
+_WEIGHTS: Final = "weights"  # the step of `engine/vllm/start_steps.py`
 _NOTHING: Final[Mapping[str, object]] = MappingProxyType({})
 
 
@@ -32,6 +33,8 @@ class StartProgress:
         self.step = ""  # of the engine's phase, as far as its log says
         self.download = _NOTHING  # the last figures of a download, also after its end
         self.progress = _NOTHING  # start of the running phase
+        self.figures = _NOTHING  # of the engine's last start, also after its end
+        self._weight_sizes: Sequence[int] = ()  # of files, as the engine reads them
         self._now = now
         self._began = now()
         self._engine_began: float | None = None
@@ -61,6 +64,16 @@ class StartProgress:
         """Seconds of each step of the engine's last start, the running one included."""
         return self._steps.seconds
 
+    @property
+    def weight_files_read(self) -> int:
+        """Files of weights that the engine has read."""
+        read = self.figures.get("weight_files", 0)
+        return int(read) if isinstance(read, int | float) else 0
+
+    def expect_weights(self, sizes: Sequence[int]) -> None:
+        """Tell bytes by the number of files: these are theirs, in the order of reading."""
+        self._weight_sizes = sizes
+
     def enter(self, phase: Phase) -> None:
         """Enter `phase`; no effect if it is the running one. A phase may be entered again."""
         if phase is self.phase:
@@ -80,10 +93,32 @@ class StartProgress:
         if self.phase in _AFTER_THE_ENGINE:
             return
         if step != self.step:
+            figures = {**self._weights_of(step), **figures}
             self._steps.enter(step)
             self.step = step
         if figures:
-            self.progress = {**self.progress, **figures}
+            self.figures = {**self.figures, **self._with_bytes(figures)}
+            self.progress = {**self.progress, **self.figures}
+
+    def _weights_of(self, step: str) -> Mapping[str, int]:
+        """Return that no file is read where the weights' step begins, and all are where it ends.
+
+        The engine says it in between, and nothing where it takes a moment.
+        """
+        count = len(self._weight_sizes)
+        if not count or _WEIGHTS not in (step, self.step):
+            return {}
+        return {"weight_files": 0 if step == _WEIGHTS else count, "weight_files_total": count}
+
+    def _with_bytes(self, figures: Mapping[str, object]) -> Mapping[str, object]:
+        """Return figures with the bytes of so many files; none of a draft model's own files."""
+        sizes, read = self._weight_sizes, figures.get("weight_files")
+        if not sizes or not isinstance(read, int | float):
+            return figures
+        if figures.get("weight_files_total") != len(sizes):
+            return {} if "weight_bytes" in self.figures else figures
+        done, total = sum(sizes[: int(read)]), sum(sizes)
+        return {**figures, "weight_bytes": done, "weight_bytes_total": total}
 
     def report(self, progress: Mapping[str, object]) -> None:
         """Keep the figures of a running download; may be called from any thread."""
@@ -119,7 +154,8 @@ class StartProgress:
         self._began = self._engine_began = self._now()
         self._phases.clear()
         self._steps.clear()
-        self.phase, self.step, self.progress = Phase.ENGINE, "", _NOTHING
+        self.phase, self.step = Phase.ENGINE, ""
+        self.progress = self.figures = _NOTHING
         self._phases.enter(self.phase)
 
     def end(self, *, is_ready: bool = False) -> None:

@@ -11,6 +11,7 @@ from lmi_vllm.engine.base import Engine
 from lmi_vllm.errors import EngineStartError
 from lmi_vllm.inference.context import Runtime
 from lmi_vllm.inference.start_progress import Phase
+from lmi_vllm.messages import EngineArguments, ModelArtifacts
 from lmi_vllm.server.adapter_start import load_adapters
 from lmi_vllm.server.code_start import ModelCode, code_loader
 from lmi_vllm.server.context import ModelContext, ServerContext
@@ -133,18 +134,20 @@ class ModelStart:
 
     def _extensions(self) -> tuple[AroundStart, ...]:
         """The hooks of features around this start."""
-        plan = self.plan
-        planned = PlannedStart(
-            self._context.engine_factory.kind(plan.arguments),
+        planned = self._planned(self.plan.model, self.plan.arguments)
+        made = (make(planned) for make in self._context.start_parts.around)
+        return tuple(each for each in made if each is not None)
+
+    def _planned(self, model: ModelArtifacts, arguments: EngineArguments) -> PlannedStart:
+        return PlannedStart(
+            self._context.engine_factory.kind(arguments),
             self._settings,
             self._context.environ,
-            plan.model,
-            plan.arguments,
+            model,
+            arguments,
             self._context.configuration.sources,
             self._progress,
         )
-        made = (make(planned) for make in self._context.start_parts.around)
-        return tuple(each for each in made if each is not None)
 
     def _export(self, variables: Mapping[str, str]) -> None:
         self._context.exports.update(variables)
@@ -152,6 +155,9 @@ class ModelStart:
     async def _fetch(self) -> ReadyFiles:
         ready = await self._files.fetch()
         self._progress.enter(Phase.ENGINE)  # whose import may still run
+        there = self._planned(ready.model, ready.arguments)
+        for on_files in self._context.start_parts.on_files:
+            await asyncio.to_thread(on_files, there)
         return ready
 
     async def _load_engine(self) -> None:

@@ -52,6 +52,11 @@ class PlannedStart:
     progress: StartProgress = field(default_factory=StartProgress)
 
 
+# Called in a thread once the model's files are local, with the final arguments; vLLM may still be
+# imported then. It must not raise.
+OnFiles = Callable[[PlannedStart], object]
+
+
 class AroundStart(Protocol):
     """Hooks of a feature around one start of a model; none of them may raise."""
 
@@ -75,6 +80,7 @@ class StartParts:
     A download returns the arguments with its path. `checks` return the errors of a planned start.
     `plan_variables` are for libraries of this process, `start_variables` for the engine's, once the
     model's files are fetched. `around` are hooks; None where the settings do not ask for them.
+    `on_files` is called once the files are local.
     """
 
     def __init__(self) -> None:
@@ -85,3 +91,4 @@ class StartParts:
         self.plan_variables: list[PlanVariables] = []
         self.start_variables: list[StartVariables] = []
         self.around: list[Callable[[PlannedStart], AroundStart | None]] = []
+        self.on_files: list[OnFiles] = []

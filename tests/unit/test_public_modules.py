@@ -12,9 +12,10 @@ SHARED = """
     commands: explain
     config: listen options.row parsers secrets setting settings value_rules variable_names
         vllm_schema other_servers.tgi_variables other_servers.vllm_flags
-    engine: base deaths factory vllm.factory vllm.names vllm.processes vllm.workarounds
+    engine: base deaths factory vllm.factory vllm.names vllm.processes vllm.start_steps
+        vllm.workarounds
     inference: context lifecycle queue request.body request.lmi request.parameters request.tgi
-        start_progress
+        start_progress start_words
         response.openai_events
         response.streams service
     server: context listeners model_settings parts plan start_parts warm_up
@@ -32,7 +33,7 @@ OF_ONE = """
     config: layers model_source option_table options other_servers.nim_variables
         other_servers.replacement other_servers.vllm_server properties
     engine: text_bounds vllm.chunks vllm.configuration vllm.cpu.companions vllm.engine_calls
-        vllm.joined vllm.outputs vllm.start vllm.start_steps vllm.tokenizer_trial
+        vllm.joined vllm.outputs vllm.start vllm.tokenizer_trial
         vllm.workarounds.audio_files
     inference: pipeline response.formatters
     server: code_start model_manager model_start ports supervisor

@@ -18,8 +18,8 @@ STEPS_VARIABLE: Final = "LMI_VLLM_START_STEPS"
 
 
 FIRST: Final = "import"
-# Messages of vLLM 0.31 to 0.33 with which a step begins; groups of the text are figures. In the
-# order of a start: a step is never followed by an earlier one.
+# Messages of vLLM 0.31 to 0.33 with which a step begins; groups of the text are figures (a text
+# that is no number is true). In the order of a start: a step is never followed by an earlier one.
 MARKS: Final = (
     (FIRST, r"^importing vLLM$"),
     ("configuration", r"^Resolved architecture"),
@@ -29,7 +29,8 @@ MARKS: Final = (
     ("profile", r"^Loading weights took"),
     ("profile", r"^Model loading took (?P<weights_gib>[\d.]+) GiB"),
     ("compilation", r"Starting torch\.compile|^Warming up model for the compilation"),
-    ("compilation", r"Directly load the compiled graph"),
+    ("compilation", r"Directly load (?P<from_cache>the compiled graph|AOT compilation)"),
+    ("compilation", r"(?P<compiled>Compiling a graph) for compile range"),
     ("KV cache", r"^Available KV cache memory: (?P<kv_cache_gib>[\d.]+) GiB"),
     ("KV cache", r"KV cache size: (?P<kv_cache_tokens>[\d,]+) tokens"),
     ("graphs", r"Capturing CUDA graphs.*?\b(?P<graphs>\d+)/(?P<graphs_total>\d+)"),
@@ -42,7 +43,7 @@ ORDER: Final[Mapping[str, int]] = MappingProxyType(
 _LOGGERS: Final = ("vllm.", "tqdm", "lmi_vllm.engine.vllm.factory")
 
 
-def step_of(record: logging.LogRecord) -> tuple[str, Mapping[str, float]] | None:
+def step_of(record: logging.LogRecord) -> tuple[str, Mapping[str, float | bool]] | None:
     """Return the step that a record begins or is within, and its figures; None for most."""
     if not record.name.startswith(_LOGGERS):
         return None
@@ -52,11 +53,13 @@ def step_of(record: logging.LogRecord) -> tuple[str, Mapping[str, float]] | None
         return None
     for step, mark in MARKS:
         if found := re.search(mark, text):
-            figures = {
-                name: float(value.replace(",", "")) for name, value in found.groupdict().items()
-            }
-            return step, figures
+            return step, {name: _figure(value) for name, value in found.groupdict().items()}
     return None
+
+
+def _figure(text: str) -> float | bool:
+    """Return a number, or that the text is there."""
+    return float(text.replace(",", "")) if text[0].isdecimal() else True
 
 
 class StepWriter(logging.Filter):

@@ -26,6 +26,7 @@ from lmi_vllm.features.console.machine_memory import gpus_in_use, memory_in_use
 from lmi_vllm.features.console.snapshot import read_snapshot, wanted_series
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.inference.start_progress import Phase
+from lmi_vllm.inference.start_words import steps_in_words
 from lmi_vllm.server.listeners import ListenerContext
 from lmi_vllm.translate.devices import detect_devices
 from lmi_vllm.web.cross_site import is_cross_site
@@ -194,7 +195,7 @@ def _model_state(service: InferenceService) -> dict[str, Any]:
         "model": lifecycle.model_name if lifecycle.has_model else "",
         "state": str(lifecycle.state),
         "phase": str(lifecycle.start.phase),
-        "step": lifecycle.start.step,
+        "engine_steps": steps_in_words(lifecycle.start.step_seconds, lifecycle.start.figures),
         "elapsed_seconds": lifecycle.start.elapsed_seconds,
         "phases": [{"name": str(phase), "seconds": seconds.get(phase)} for phase in Phase],
         "download": dict(lifecycle.start.download),

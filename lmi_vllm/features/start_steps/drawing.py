@@ -11,19 +11,14 @@ from typing import Any, Final
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.inference.lifecycle import STARTING, Lifecycle
 from lmi_vllm.inference.service import InferenceService
+from lmi_vllm.inference.start_words import in_words
 from lmi_vllm.server.context import ServerEvents
 from lmi_vllm.telemetry.log_handler import CLEAR, QueuedHandler, can_draw
 
 _LONGEST: Final = "compilation"  # minutes, the first time: is it stuck?
 _WHEEL: Final = "|/-\\"
 _SECONDS: Final = 0.2  # between two drawings
-_GB: Final = 1e9
 _COLUMNS: Final = 80  # where the terminal does not say
-_SHARES: Final = (
-    ("bytes", "bytes_total", _GB, "GB"),
-    ("weight_files", "weight_files_total", 1, "files"),
-    ("graphs", "graphs_total", 1, "graphs"),
-)
 
 
 @contextlib.asynccontextmanager
@@ -54,27 +49,24 @@ async def draw(lifecycle: Lifecycle, handler: QueuedHandler) -> None:
         if is_starting or has_drawn:
             turn += 1
             _, body = lifecycle.ping()
-            shown = f"{_WHEEL[turn % len(_WHEEL)]} {in_words(body)}" if is_starting else ""
+            shown = f"{_WHEEL[turn % len(_WHEEL)]} {line(body)}" if is_starting else ""
             handler.queue(f"\r{CLEAR}{shown[: _width() - 1]}\r".encode(), is_urgent=True)
             has_drawn = is_starting
         await asyncio.sleep(_SECONDS)
 
 
-def in_words(body: Mapping[str, Mapping[str, Any]]) -> str:
+def line(body: Mapping[str, Mapping[str, Any]]) -> str:
     """Return what `/ping` says of a start: `llama: compilation, 23 s`."""
     return "; ".join(f"{name}: {_status_in_words(status)}" for name, status in body.items())
 
 
 def _status_in_words(status: Mapping[str, Any]) -> str:
-    words = [str(status.get("step") or status.get("phase") or status.get("status"))]
-    for done, total, unit, name in _SHARES:
-        if status.get(total):
-            shares = [round((status.get(each) or 0) / unit, 1) for each in (done, total)]
-            words.append(f"{shares[0]:g} of {shares[1]:g} {name}")
+    step = str(status.get("step") or status.get("phase") or status.get("status"))
+    words = [step, *in_words(step, status)]
     words.append(f"{status.get('elapsed_seconds') or status.get('seconds', 0):.0f} s")
     if status.get("seconds_left"):
         words.append(f"{status['seconds_left']:.0f} s left")
-    if words[0] == _LONGEST:
+    if step == _LONGEST and "from_cache" not in status:
         words.append("none with --enforce-eager")
     return ", ".join(words)
 

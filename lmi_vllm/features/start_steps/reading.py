@@ -12,6 +12,7 @@ from lmi_vllm.config.settings import Settings
 from lmi_vllm.engine.vllm.start_steps import ORDER, StepWriter, named_for_children
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.inference.start_progress import StartProgress
+from lmi_vllm.inference.start_words import steps_in_words
 from lmi_vllm.server.context import ServerEvents
 
 logger = logging.getLogger(__name__)
@@ -62,4 +63,7 @@ def enter(start: StartProgress, step: str, figures: Mapping[str, object]) -> Non
         return
     start.enter_step(step, figures)
     if start.step != running:
-        logger.info("starting the engine: %s", step, extra={"fields": {"step": step}})
+        before = {name: spent for name, spent in start.step_seconds.items() if name == running}
+        after = f" ({steps_in_words(before, start.figures)[0]})" if before else ""
+        fields = {"step": step, "seconds_before": round(before.get(running, 0.0), 3)}
+        logger.info("starting the engine: %s%s", step, after, extra={"fields": fields})

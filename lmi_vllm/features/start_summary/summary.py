@@ -3,13 +3,14 @@
 import contextlib
 import json
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from typing import Final
 
 from lmi_vllm._version import __version__
 from lmi_vllm.config.secrets import mask_urls
 from lmi_vllm.inference.service import InferenceService
+from lmi_vllm.inference.start_words import steps_in_words
 from lmi_vllm.messages import Origin, OriginKind
 from lmi_vllm.server.context import ModelContext
 from lmi_vllm.server.plan import StartPlan
@@ -48,6 +49,7 @@ class StartSummary:
             },
             "phase_seconds": self._phases(),
             "step_seconds": self._steps(),
+            "step_figures": dict(self.service.lifecycle.start.figures),
             "adapters": [adapter.name for adapter in self.service.registered_adapters],
             "queue_limit": self.service.queue.limit,
             "url": self.url,
@@ -59,7 +61,9 @@ class StartSummary:
         plan, origin_of = self.plan, self.plan.arguments.origin_of
         source = _origin(origin_of("model"))
         phases = self._phases()
-        spent, steps = _durations(phases), _durations(self._steps())
+        spent = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in phases.items())
+        figures = self.service.lifecycle.start.figures
+        steps = ", ".join(steps_in_words(self._steps(), figures))
         return [
             f"lmi_vllm {__version__} serves {plan.model.name}",
             f"  model from {mask_urls(plan.model.reference)}  ({source})",
@@ -100,10 +104,6 @@ class StartSummary:
     def _steps(self) -> dict[str, float]:
         seconds = self.service.lifecycle.start.step_seconds
         return {step: round(value, 3) for step, value in seconds.items()}
-
-
-def _durations(seconds: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {spent:.1f} s" for name, spent in seconds.items())
 
 
 def _shown(value: object) -> str:

@@ -27,6 +27,12 @@ LINES = (
     ("vllm.v1.worker", "Model loading took 14.99 GiB memory and 3.1 seconds",
      "profile", {"weights_gib": 14.99}),
     ("vllm.compilation.monitor", "Starting torch.compile", "compilation", {}),
+    ("vllm.compilation.decorators", "Directly load AOT compilation from path /c/model",
+     "compilation", {"from_cache": True}),
+    ("vllm.compilation.backends", "Directly load the compiled graph(s) for compile range (1, 8) "
+     "from the cache, took 0.1 s", "compilation", {"from_cache": True}),
+    ("vllm.compilation.backends", "Compiling a graph for compile range (1, 8192) takes 9.12 s",
+     "compilation", {"compiled": True}),
     ("vllm.core", "GPU KV cache size: 393,216 tokens, Maximum concurrency for 8 tokens: 3x",
      "KV cache", {"kv_cache_tokens": 393216}),
     ("tqdm", "Capturing CUDA graphs (decode, FULL):  33%|###  | 12/36 [00:01<00:02]",
@@ -75,6 +81,7 @@ def test_words_are_those_of_the_installed_vllm() -> None:
         "Resolved architecture", "Initializing a V1 LLM engine", "Starting to load model",
         "Loading weights took", "Model loading took %s GiB", "Starting torch.compile",
         "Warming up model for the compilation", "Directly load the compiled graph",
+        "Directly load AOT compilation", "Compiling a graph for compile range",
         "Available KV cache memory: %s GiB", "%s KV cache size: %s tokens",
         "Capturing CUDA graphs", "Graph capturing finished", "init engine (",
     ):  # fmt: skip
@@ -96,6 +103,7 @@ def test_progress_goes_forward_and_ends_with_the_phase() -> None:
     enter(start, "weights", {"weight_files": 2})
     entry = lifecycle.ping()[1]["model"]
     assert (entry["step"], entry["weight_files"]) == ("weights", 2)
+    assert entry["step_seconds"] > 0
     start.enter(Phase.ADAPTERS)
     enter(start, "graphs", {})
     assert "step" not in lifecycle.ping()[1]["model"]
@@ -104,6 +112,30 @@ def test_progress_goes_forward_and_ends_with_the_phase() -> None:
     assert not start.step_seconds
     enter(start, "set-up", {})
     assert lifecycle.ping()[1]["model"]["step"] == "set-up"
+
+
+def test_bytes_of_weights_are_told_by_files(caplog: pytest.LogCaptureFixture) -> None:
+    """The bar counts files; the one of a draft model has another number of them."""
+    caplog.set_level(logging.INFO)
+    start = StartProgress()
+    start.enter(Phase.ENGINE)
+    start.expect_weights((3_000_000_000, 1_000_000_000))
+    enter(start, "weights", {})
+    assert start.progress["weight_bytes"] == 0
+    assert start.progress["weight_bytes_total"] == 4_000_000_000
+    enter(start, "weights", {"weight_files": 1, "weight_files_total": 2})
+    assert start.progress["weight_bytes"] == 3_000_000_000
+    assert start.progress["weight_bytes_total"] == 4_000_000_000
+    assert start.weight_files_read == 1
+    enter(start, "weights", {"weight_files": 1, "weight_files_total": 1})
+    assert start.figures["weight_bytes"] == 3_000_000_000
+    enter(start, "profile", {"weights_gib": 3.7})
+    assert (
+        "starting the engine: profile (weights 0.0 s (4 of 4 GB, 2 of 2 files, 3.7 GiB in memory))"
+        in caplog.text
+    )
+    start.restart()
+    assert not start.figures
 
 
 @pytest.fixture

@@ -126,9 +126,9 @@ class StartCard {
       say(step.time, spent === null || spent === undefined ? "" : seconds(spent));
       step.bar.hidden = !isCurrent;
       this.progress(step, isCurrent && name === "download" ? state.download : {});
-      if (isCurrent && name === "engine" && state.step) {
+      if (name === "engine" && state.engine_steps.length) {
         step.detail.hidden = false;
-        say(step.detail, state.step);
+        say(step.detail, state.engine_steps.join(", "));
       }
     }
   }

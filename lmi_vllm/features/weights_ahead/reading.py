@@ -1,0 +1,125 @@
+"""Reads files into the page cache, ahead of an engine that will read them.
+
+`sendfile` to /dev/null copies nothing: a disk is read at its own speed, with next to no CPU time
+(DECISIONS.md 182).
+"""
+
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from lmi_vllm.sources.disk import human_size
+
+logger = logging.getLogger(__name__)
+
+BLOCK: Final = 64 << 20  # bytes between two looks at memory and at the engine
+_OVERTAKEN: Final = "the engine needs no more"
+_READ_BYTES: Final = "read_bytes:"
+
+
+class ReadAhead:
+    """One reading of files. At most half of the free memory is filled: the start needs the other.
+
+    It ends early once a quarter is left, because of whatever else takes some. `is_wanted` says of a
+    file's place whether the engine has still to read it. Where the kernel does not tell whether a
+    file system keeps in memory what was read, `is_known_to_keep` does.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[Path],
+        is_wanted: Callable[[int], bool],
+        free_memory: Callable[[], int | None],
+        *,
+        is_known_to_keep: bool = True,
+    ) -> None:
+        self._files = files
+        self._is_wanted = is_wanted
+        self._free_memory = free_memory
+        self._free_first = free_memory() or 0
+        self._is_known_to_keep = is_known_to_keep
+        self.passed = 0  # bytes that were asked for, those in memory included
+        self._disk_before: int | None = None
+        self._end = ""  # why some were not
+
+    def run(self) -> None:
+        """Read the files, and log what came of it."""
+        began, self._disk_before = time.monotonic(), _bytes_read_here()
+        try:
+            with Path(os.devnull).open("wb") as nowhere:
+                for place, path in enumerate(self._files):
+                    self._read(place, path, nowhere.fileno())
+        except OSError as error:
+            self._end = f"{error.strerror or error}"
+        self._log(time.monotonic() - began)
+
+    @property
+    def count(self) -> int:
+        """Bytes that were not in memory before."""
+        before, now = self._disk_before, _bytes_read_here()
+        return self.passed if before is None or now is None else now - before
+
+    def _read(self, place: int, path: Path, nowhere: int) -> None:
+        if not self._goes_on(place):
+            return
+        with path.open("rb", buffering=0) as file:
+            source, size = file.fileno(), os.fstat(file.fileno()).st_size
+            for start in range(0, size, BLOCK):
+                if not self._goes_on(place):
+                    return
+                self.passed += _into_cache(source, nowhere, start, min(BLOCK, size - start))
+                if not (self._is_known_to_keep if (kept := _is_kept(source)) is None else kept):
+                    self._end = "its file system keeps nothing in memory"
+
+    def _goes_on(self, place: int) -> bool:
+        if self._end == _OVERTAKEN or not self._end:
+            self._end = "" if self._is_wanted(place) else _OVERTAKEN
+        free = self._free_memory() or 0
+        is_much = self.count + BLOCK > self._free_first // 2 or free < self._free_first // 4
+        if not self._end and is_much:
+            self._end = "more would take memory that the start needs"
+        return not self._end
+
+    def _log(self, seconds: float) -> None:
+        count = self.count
+        said = f"{human_size(count)} in {seconds:.1f} s" if count else "nothing"
+        why = self._end or ("" if count else "they are in memory already")
+        fields = {"bytes": count, "seconds": round(seconds, 3)}
+        logger.info(
+            "weights: read ahead %s%s",
+            said,
+            f" ({why})" if why else "",
+            extra={"fields": {"read_ahead": fields}},
+        )
+
+
+def _into_cache(source: int, nowhere: int, start: int, count: int) -> int:
+    """Let the kernel read a part of a file; return its bytes."""
+    done = 0
+    while done < count and (sent := os.sendfile(nowhere, source, start + done, count - done)):
+        done += sent
+    return done
+
+
+def _is_kept(source: int) -> bool | None:
+    """Whether the beginning of a file is in memory; None where the kernel does not tell."""
+    try:
+        os.preadv(source, [bytearray(1)], 0, os.RWF_NOWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
+
+
+def _bytes_read_here() -> int | None:
+    """Return the bytes that the disk has read for this thread; None where it is not counted."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/thread-self/io").read_text(encoding="ascii").splitlines():
+            if line.startswith(_READ_BYTES):
+                return int(line.removeprefix(_READ_BYTES))
+    return None
