@@ -8,7 +8,6 @@ each start; with `--all-cold` (root) everything is, vLLM's and torch's libraries
 
 import argparse
 import contextlib
-import itertools
 import json
 import os
 import re
@@ -52,9 +51,9 @@ def write_model(folder: Path, layers: int) -> Path:
     (folder / "serving.properties").write_text(PROPERTIES, encoding="utf-8")
     shapes = list(_shapes(layers, config["vocab_size"]))
     each = -(-len(shapes) // FILES)
-    for place, part in enumerate(itertools.batched(shapes, each)):
+    for place in range(FILES):
         path = folder / f"model-{place + 1:05}-of-{FILES:05}.safetensors"
-        _write(path, dict(part))
+        _write(path, dict(shapes[place * each : (place + 1) * each]))
     return folder
 
 
