@@ -35,9 +35,11 @@ def read_arguments(given: Mapping[str, Any]) -> ReplicaArguments:
                 f"argument {name} {_APP}: expected command, gpus or a variable of the server, such "
                 "as HF_MODEL_ID or OPTION_MAX_MODEL_LEN"
             )
-    return ReplicaArguments(
-        _words(command), {name: _text(value) for name, value in variables.items()}, _count(gpus)
-    )
+    count = _count(gpus)
+    # Ray hides no GPU from a replica that asks for none, and the server would take all of them.
+    hidden = {} if count else {"CUDA_VISIBLE_DEVICES": ""}
+    named = {name: _text(value) for name, value in variables.items()}
+    return ReplicaArguments(_words(command), hidden | named, count)
 
 
 def _words(command: Any) -> list[str]:

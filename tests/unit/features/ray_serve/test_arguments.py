@@ -35,6 +35,14 @@ def test_gpus_are_what_ray_gives(given: Any) -> None:
     assert read_arguments({"gpus": given}).gpus == float(given)
 
 
+def test_replica_without_gpus_sees_none() -> None:
+    """Unless it is told which, as on a cluster that counts none."""
+    name = "CUDA_VISIBLE_DEVICES"
+    assert read_arguments({"gpus": 0}).variables == {name: ""}
+    assert read_arguments({"gpus": 0, name: "1"}).variables == {name: "1"}
+    assert read_arguments({"gpus": 0.5}).variables == {}
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
