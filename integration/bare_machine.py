@@ -336,8 +336,8 @@ def test_make_test_runs(machine: Machine) -> None:
     words += " or (generative_scoring and whole) or mixes_prompt_logprobs"
     done = machine.run("make", "test", f"ARGS=-q -p no:cacheprovider -k '{words}'")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
-    # The quick tests, and those of the engine.
-    assert done.stdout.count(" passed") == 2, done.stdout[-3000:]
+    # The quick tests, those of the engine, and what failed beside others and then passed alone.
+    assert done.stdout.count(" passed") >= 2, done.stdout[-3000:]
 
 
 def test_it_is_bare(machine: Machine) -> None:

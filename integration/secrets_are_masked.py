@@ -66,7 +66,7 @@ def test_explain_and_failing_starts_show_no_secret(tmp_path: Path) -> None:
                 cwd=tmp_path,
                 capture_output=True,
                 text=True,
-                timeout=60,
+                timeout=180,  # a start, where other tests have the cores
                 check=False,
             )
             printed = done.stdout + done.stderr
