@@ -332,8 +332,8 @@ def test_make_test_runs(machine: Machine) -> None:
     There is no compiler and no curl: vLLM's own server and worker would use the first, pages the
     second.
     """
-    words = "headers or explain or (test_vllm_engine and tokens) or documented_commands"
-    words += " or (generative_scoring and whole) or mixes_prompt_logprobs"
+    words = "headers or documented_commands or (generative_scoring and whole)"
+    words += " or mixes_prompt_logprobs"
     done = machine.run("make", "test", f"ARGS=-q -p no:cacheprovider -k '{words}'")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
     # The quick tests, those of the engine, and what failed beside others and then passed alone.

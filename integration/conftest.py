@@ -21,7 +21,7 @@ from integration.forked_server import ForkedProcess, may_be_forked
 from lmi_vllm.telemetry.log_handler import GATHER_SECONDS
 from tests.support.engine_starts import STARTS
 
-READY_SECONDS = 150.0
+READY_SECONDS = 300.0  # a start that fails ends; one that waits for cores does not
 # Programs and their parts: importing them for tests fetches packages and changes sys.path.
 collect_ignore_glob = ["*/*.py"]
 

@@ -254,7 +254,7 @@ def test_replicas_follow_the_requests(cluster: RayCluster) -> None:
         for _ in range(4):
             stream = OpenStream(cluster.url, "/invocations", {**LONG, "stream": True})
             dropped.callback(stream.drop)
-        assert wait_until(lambda: cluster.answering() == 2, 60)
+        assert wait_until(lambda: cluster.answering() == 2, 180)  # replicas have a niceness of 15
         last = OpenStream(cluster.url, "/invocations", body)
     rest = last.rest()
     assert rest.count(b"\n") == FEWER_TOKENS
