@@ -104,6 +104,32 @@ def test_an_adapter_stays_on_its_replica(cluster: RayCluster) -> None:
     assert min(base) > 0, base
 
 
+def test_a_slow_answer_keeps_no_other_adapter_from_its_replica(cluster: RayCluster) -> None:
+    """Ray "loads" one id of a replica at a time; ids of clients that left are not kept."""
+    replicas = cluster.replicas()
+
+    def ask_for(name: str, tokens: int) -> Answer:
+        body = {**LMI, "parameters": {"max_new_tokens": tokens}}
+        headers = {"serve_multiplexed_model_id": name}
+        return call(cluster.url, "/invocations", body, headers=headers)
+
+    slow = [threading.Thread(target=ask_for, args=(f"slow-{n}", 4_000)) for n in range(4)]
+    for thread in slow:
+        thread.start()
+    time.sleep(1)
+    places = {}
+    for name in ("fast-0", "fast-1", "fast-2", "fast-3"):
+        found = shares(replicas, lambda: ask_for(name, 1), 1)  # noqa: B023 (called here)
+        places[name] = found.index(1)
+    assert all(thread.is_alive() for thread in slow)
+    for thread in slow:
+        thread.join()
+    time.sleep(1)
+    for name, place in places.items():
+        found = shares(replicas, lambda: ask_for(name, 1), 4)  # noqa: B023 (called here)
+        assert found[place] == 4, (name, places, found)
+
+
 def ask(url: str, case: Golden) -> Answer:
     """Send a golden request."""
     body = None if case.method == "GET" else case.sent

@@ -1,7 +1,6 @@
 """The deployment: a replica is this server in a child process, and a relay in front of it."""
 
 import asyncio
-import contextlib
 import os
 import sys
 from collections.abc import Mapping
@@ -27,10 +26,6 @@ _ERRORS_FROM: Final = 400
 _OK: Final = 200
 
 
-class FirstAnswerError(Exception):
-    """The first request for an adapter was no success, so the replica does not have it."""
-
-
 class LmiServer:
     """One replica; it is made once its server is ready."""
 
@@ -39,7 +34,6 @@ class LmiServer:
     ) -> None:
         self._process = ServerProcess(words, {**os.environ, **variables})
         self._relay = Relay(self._process.socket)
-        self._first_answers: dict[str, asyncio.Future[int]] = {}
         while (await self._relay.get("/ready"))[0] != _OK:
             self._process.check_runs()
             await asyncio.sleep(READY_POLL_SECONDS)
@@ -72,41 +66,30 @@ class LmiServer:
         await self._process.end(END_SECONDS)
 
     async def _answer(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
-        name = serve.get_multiplexed_model_id() if scope["type"] == "http" else ""
-        if name and name not in self._first_answers:
-            await self._answer_and_note(name, scope, receive, send)
-        else:
-            await self._relay(scope, receive, send)
+        if scope["type"] == "http" and (name := serve.get_multiplexed_model_id()):
+            send = self._noting(name, send)
+        await self._relay(scope, receive, send)
 
-    async def _answer_and_note(
-        self, name: str, scope: Mapping[str, Any], receive: Receive, send: Send
-    ) -> None:
-        """Answer, and let Ray know that this replica has the adapter if it is a success."""
-        status = self._first_answers[name] = asyncio.get_running_loop().create_future()
+    def _noting(self, name: str, send: Send) -> Send:
+        """Return a `send` that lets Ray know of the adapter once it answers with success.
+
+        An id is a client's word, so no other is noted. Ray "loads" one id of a replica at a time
+        and keeps one whose load was cancelled for good: nothing may be waited for in there.
+        """
 
         async def send_and_note(message: Message) -> None:
-            if message["type"] == "http.response.start" and not status.done():
-                status.set_result(message["status"])
+            if message["type"] == "http.response.start" and message["status"] < _ERRORS_FROM:
+                await self._have_adapter(name)
             await send(message)
 
-        noted = asyncio.ensure_future(self._have_adapter(name))
-        try:
-            await self._relay(scope, receive, send_and_note)
-        finally:
-            del self._first_answers[name]
-            if not status.done():
-                status.cancel()
-            with contextlib.suppress(FirstAnswerError, asyncio.CancelledError):
-                await noted
+        return send_and_note
 
     @serve.multiplexed(max_num_models_per_replica=MAX_ADAPTERS)
     async def _have_adapter(self, name: str) -> str:
-        """Return when the first request for an adapter is answered; Ray then sends others here.
+        """Do nothing: Ray notes that this replica has what it names, and sends others here.
 
         The server itself loads and evicts. What it has evicted is nearer here than elsewhere.
         """
-        if (status := await self._first_answers[name]) >= _ERRORS_FROM:
-            raise FirstAnswerError(f"the first answer has status {status}")
         return name
 
 
