@@ -30,7 +30,7 @@ MARKS: Final = (
     ("profile", r"^Model loading took (?P<weights_gib>[\d.]+) GiB"),
     ("compilation", r"Starting torch\.compile|^Warming up model for the compilation"),
     ("compilation", r"Directly load (?P<from_cache>the compiled graph|AOT compilation)"),
-    ("compilation", r"(?P<compiled>Compiling a graph) for compile range"),
+    ("compilation", r"(?P<compiled>Compiling a graph for|saved AOT compiled function)"),
     ("KV cache", r"^Available KV cache memory: (?P<kv_cache_gib>[\d.]+) GiB"),
     ("KV cache", r"KV cache size: (?P<kv_cache_tokens>[\d,]+) tokens"),
     ("graphs", r"Capturing CUDA graphs.*?\b(?P<graphs>\d+)/(?P<graphs_total>\d+)"),

@@ -1,7 +1,7 @@
 """Reads files into the page cache, ahead of an engine that will read them.
 
-`sendfile` to /dev/null copies nothing: a disk is read at its own speed, with next to no CPU time
-(DECISIONS.md 182).
+Plain reads into one buffer: who reads a page into memory has to touch it, too, or the engine waits
+for that where the machine is a virtual one (DECISIONS.md 182).
 """
 
 import contextlib
@@ -17,6 +17,7 @@ from lmi_vllm.sources.disk import human_size
 logger = logging.getLogger(__name__)
 
 BLOCK: Final = 64 << 20  # bytes between two looks at memory and at the engine
+BUFFER: Final = 8 << 20  # bytes
 _OVERTAKEN: Final = "the engine needs no more"
 _READ_BYTES: Final = "read_bytes:"
 
@@ -50,9 +51,9 @@ class ReadAhead:
         """Read the files, and log what came of it."""
         began, self._disk_before = time.monotonic(), _bytes_read_here()
         try:
-            with Path(os.devnull).open("wb") as nowhere:
-                for place, path in enumerate(self._files):
-                    self._read(place, path, nowhere.fileno())
+            buffer = memoryview(bytearray(BUFFER))
+            for place, path in enumerate(self._files):
+                self._read(place, path, buffer)
         except OSError as error:
             self._end = f"{error.strerror or error}"
         self._log(time.monotonic() - began)
@@ -63,7 +64,7 @@ class ReadAhead:
         before, now = self._disk_before, _bytes_read_here()
         return self.passed if before is None or now is None else now - before
 
-    def _read(self, place: int, path: Path, nowhere: int) -> None:
+    def _read(self, place: int, path: Path, buffer: memoryview) -> None:
         if not self._goes_on(place):
             return
         with path.open("rb", buffering=0) as file:
@@ -71,7 +72,7 @@ class ReadAhead:
             for start in range(0, size, BLOCK):
                 if not self._goes_on(place):
                     return
-                self.passed += _into_cache(source, nowhere, start, min(BLOCK, size - start))
+                self.passed += _into_cache(source, buffer, start, min(BLOCK, size - start))
                 if not (self._is_known_to_keep if (kept := _is_kept(source)) is None else kept):
                     self._end = "its file system keeps nothing in memory"
 
@@ -97,11 +98,13 @@ class ReadAhead:
         )
 
 
-def _into_cache(source: int, nowhere: int, start: int, count: int) -> int:
-    """Let the kernel read a part of a file; return its bytes."""
+def _into_cache(source: int, buffer: memoryview, start: int, count: int) -> int:
+    """Read a part of a file over what the buffer has; return its bytes."""
     done = 0
-    while done < count and (sent := os.sendfile(nowhere, source, start + done, count - done)):
-        done += sent
+    while done < count and (
+        read := os.preadv(source, [buffer[: min(len(buffer), count - done)]], start + done)
+    ):
+        done += read
     return done
 
 

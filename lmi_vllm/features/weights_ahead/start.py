@@ -28,7 +28,7 @@ class WeightsAheadSettings(FeatureSettings):
 
     # fmt: off
     lmi_read_ahead: bool = variable(parse.boolean, "Weights on a disk are read into memory while "
-        "vLLM is imported, as far as half of the free memory holds them.", default=True,
+        "vLLM is imported, as far as half of the free memory holds them.", default=False,
         values="bool")
     # fmt: on
 
@@ -43,7 +43,10 @@ def begin(start: PlannedStart) -> threading.Thread | None:
     files: Sequence[Path] = ()
     if "model_weights" not in values and start.engine != "scripted":
         files = weight_files(folder, str(values.get("load_format", "auto")).lower())
-    sizes = tuple(file.stat().st_size for file in files)
+    try:
+        sizes = tuple(file.stat().st_size for file in files)
+    except OSError:  # a link to nothing: the engine has an error of its own for it
+        sizes = ()
     start.progress.expect_weights(sizes)
     is_on = start.settings.feature(WeightsAheadSettings).lmi_read_ahead
     # With several nodes each reads a part that is not known here.

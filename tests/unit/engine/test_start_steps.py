@@ -33,6 +33,8 @@ LINES = (
      "from the cache, took 0.1 s", "compilation", {"from_cache": True}),
     ("vllm.compilation.backends", "Compiling a graph for compile range (1, 8192) takes 9.12 s",
      "compilation", {"compiled": True}),
+    ("vllm.compilation.decorators", "[backbone] saved AOT compiled function to /c/model",
+     "compilation", {"compiled": True}),
     ("vllm.core", "GPU KV cache size: 393,216 tokens, Maximum concurrency for 8 tokens: 3x",
      "KV cache", {"kv_cache_tokens": 393216}),
     ("tqdm", "Capturing CUDA graphs (decode, FULL):  33%|###  | 12/36 [00:01<00:02]",
@@ -82,6 +84,7 @@ def test_words_are_those_of_the_installed_vllm() -> None:
         "Loading weights took", "Model loading took %s GiB", "Starting torch.compile",
         "Warming up model for the compilation", "Directly load the compiled graph",
         "Directly load AOT compilation", "Compiling a graph for compile range",
+        "saved AOT compiled function",
         "Available KV cache memory: %s GiB", "%s KV cache size: %s tokens",
         "Capturing CUDA graphs", "Graph capturing finished", "init engine (",
     ):  # fmt: skip

@@ -23,7 +23,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def planned(folder: Path, engine: str = "vllm", setting: str = "", **values: Any) -> PlannedStart:
+def planned(
+    folder: Path, engine: str = "vllm", setting: str = "true", **values: Any
+) -> PlannedStart:
     """Return a start of the model, with arguments and LMI_READ_AHEAD."""
     environ = {"LMI_READ_AHEAD": setting} if setting else {}
     arguments = EngineArguments({"model": str(folder), **values})
@@ -46,6 +48,7 @@ def test_weights_of_a_folder_are_read(folder: Path) -> None:
     "given",
     [
         {"setting": "false"},
+        {"setting": ""},
         {"engine": "scripted"},
         {"load_format": "runai_streamer"},
         {"load_format": "dummy"},
@@ -55,7 +58,7 @@ def test_weights_of_a_folder_are_read(folder: Path) -> None:
     ids=str,
 )
 def test_nothing_is_read(folder: Path, given: dict[str, Any]) -> None:
-    """Where it is turned off, where nothing is read from files, where it is not known what is."""
+    """Where it is not on, where nothing is read from files, where it is not known what is."""
     assert begin(planned(folder, **given)) is None
 
 
@@ -63,6 +66,8 @@ def test_small_models_and_those_that_are_not_there(folder: Path, tmp_path: Path)
     """No thread for what is read in no time."""
     assert begin(planned(tmp_path / "gone")) is None
     (folder / "model-0.safetensors").unlink()
+    assert begin(planned(folder)) is None
+    (folder / "model-0.safetensors").symlink_to(tmp_path / "nowhere")
     assert begin(planned(folder)) is None
 
 
