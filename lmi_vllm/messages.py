@@ -196,6 +196,9 @@ class BeamSearch:
     length_penalty: float = 1.0
 
 
+_NUMBERS: Final = frozenset({bool, int, float, type(None)})
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationJob:
     """One prompt for the engine.
@@ -216,6 +219,18 @@ class GenerationJob:
     needs_token_texts: bool = True
     beams: BeamSearch | None = None
     prompt_ids: tuple[int, ...] = ()  # instead of the text, for an engine without a tokenizer
+
+    @property
+    def sampling_key(self) -> tuple[object, ...] | None:
+        """All that vLLM's parameters are made of; None if a value is more than a number.
+
+        It has the types, too: 1, 1.0 and true are equal, and mean different things.
+        """
+        values = self.sampling.values()
+        types = tuple(map(type, values))
+        if not _NUMBERS.issuperset(types):
+            return None
+        return (*self.sampling, *values, *types, self.apply_model_defaults, self.is_streaming)
 
     def number(self, name: str, default: int) -> int:
         """Sampling field `name` as a whole number; `default` where it is unset."""

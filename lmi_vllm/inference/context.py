@@ -28,16 +28,17 @@ from lmi_vllm.inference.request.adapter_names import (
     chosen_adapters,
     with_named,
 )
+from lmi_vllm.inference.request.lmi import KnownRequests
 from lmi_vllm.inference.request.parameters import UnreadNames
 from lmi_vllm.inference.request.tgi import TGI_NAMES
 from lmi_vllm.inference.response.formatters import choose_framing
 from lmi_vllm.inference.response.streams import (
+    Deadline,
     ReplyStream,
     RowSink,
     SilenceLimit,
     StreamEnds,
     close_iterator,
-    deadline,
 )
 from lmi_vllm.messages import Framing, InferenceCall, Reply, ServingProfile
 from lmi_vllm.telemetry.records import current_record
@@ -65,6 +66,7 @@ class Runtime:
     hooks: Hooks = NO_HOOKS
     steps: ModelSteps = field(default_factory=ModelSteps)
     unread_names: UnreadNames = field(default_factory=UnreadNames)
+    known_requests: KnownRequests = field(default_factory=KnownRequests)
 
 
 class RequestContext:
@@ -269,7 +271,7 @@ class RequestContext:
 
     def deadline(self) -> contextlib.AbstractAsyncContextManager[None]:
         """Bound the time until the whole answer, or the first byte of a stream."""
-        return deadline(self.runtime.profile.predict_timeout, _TIME_LIMIT)
+        return Deadline(self.runtime.profile.predict_timeout, _TIME_LIMIT)
 
     def silence_limit(self) -> SilenceLimit:
         """Return the limit of a stream's pauses; its timer ends with the request."""

@@ -34,7 +34,9 @@ async def generate(context: RequestContext, payload: Mapping[str, Any]) -> Reply
         LmiError: whatever is wrong before the first byte; after it, it is the last row.
     """
     runtime, call = context.runtime, context.call
-    request = parse_lmi_request(payload, runtime.profile, call.tgi_route)
+    request = parse_lmi_request(
+        payload, runtime.profile, call.tgi_route, known=runtime.known_requests
+    )
     if request.unread:
         runtime.unread_names.warn(request.unread)
     if more := payload.keys() - _FIELDS:

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-from collections import Counter
 from collections.abc import Callable, Container
 from functools import partial
 from typing import Any, Final
@@ -59,7 +58,7 @@ class RequestQueue:
         self.clock = clock or Clock()
         self.on_end: list[Callable[[], None]] = []  # called by `cancel_all`
         self._in_flight = 0  # of this process
-        self._tasks: Counter[asyncio.Task[Any]] = Counter()  # a connection's may hold several
+        self._tasks: dict[asyncio.Task[Any], int] = {}  # a connection's may hold several
         self._is_ending = False
         self._idle = asyncio.Event()
         self._idle.set()
@@ -113,7 +112,7 @@ class RequestQueue:
         self._idle.clear()
         task = asyncio.current_task()
         if task is not None:
-            self._tasks[task] += 1
+            self._tasks[task] = self._tasks.get(task, 0) + 1
         return partial(self._give_back, count, task)
 
     def _give_back(self, count: int, task: asyncio.Task[Any] | None) -> None:
@@ -126,7 +125,7 @@ class RequestQueue:
 
     def follow(self, task: asyncio.Task[Any]) -> None:
         """Cancel `task`, which goes on after its request was answered, with the others."""
-        self._tasks[task] += 1
+        self._tasks[task] = self._tasks.get(task, 0) + 1
         task.add_done_callback(self._forget)
 
     def _forget(self, task: asyncio.Task[Any]) -> None:

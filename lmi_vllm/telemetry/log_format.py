@@ -90,7 +90,7 @@ class JsonFormatter(logging.Formatter):
             line["stack"] = self.formatStack(record.stack_info)
         fields = getattr(record, "fields", None)
         if isinstance(fields, dict):
-            line |= {name: value for name, value in fields.items() if name not in line}
+            line = {**line, **fields, **line}  # ours first, and never replaced
         return orjson.dumps(line, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
 
 

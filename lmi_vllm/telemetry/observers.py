@@ -40,44 +40,54 @@ _FIRST_ERROR: Final = 400
 _NOT_READY: Final = 503
 
 
+class _Series(dict[Any, Any]):
+    """A metric's series by their labels: looking one up in the metric costs more than adding."""
+
+    def __init__(self, metric: Any) -> None:
+        super().__init__()
+        self._metric = metric
+
+    def __missing__(self, labels: str | tuple[str, ...]) -> Any:
+        """Make the series, which is in `/metrics` from then on."""
+        values = (labels,) if isinstance(labels, str) else labels
+        series = self[labels] = self._metric.labels(*values)
+        return series
+
+
 class RequestCounter:
     """Counts requests that have ended; one for each server."""
 
     def __init__(self) -> None:
         self._adapters: set[str] = set()
-        self._children: dict[tuple[object, ...], Any] = {}  # a look-up costs more than an addition
+        self._requests, self._seconds = _Series(REQUESTS), _Series(REQUEST_SECONDS)
+        self._first_token, self._token = _Series(FIRST_TOKEN_SECONDS), _Series(TOKEN_SECONDS)
+        self._queue = _Series(QUEUE_SECONDS)
+        self._prompt, self._generated = _Series(PROMPT_TOKENS), _Series(GENERATED_TOKENS)
 
     def __call__(self, summary: RequestSummary) -> None:
         """Count one request."""
         dialect, adapter = summary.dialect, self._adapter_label(summary.adapter)
         if not summary.is_background:
-            self._child(REQUESTS, summary.route, dialect, adapter, str(summary.status)).inc()
+            self._requests[summary.route, dialect, adapter, str(summary.status)].inc()
             if summary.is_disconnected:
                 DISCONNECTS.labels(dialect).inc()
         if not summary.is_inference:
             return
-        self._child(REQUEST_SECONDS, dialect).observe(summary.seconds)
+        self._seconds[dialect].observe(summary.seconds)
         for histogram, seconds in (
-            (FIRST_TOKEN_SECONDS, summary.first_token_seconds),
-            (TOKEN_SECONDS, summary.token_seconds),
-            (QUEUE_SECONDS, summary.queue_seconds),
+            (self._first_token, summary.first_token_seconds),
+            (self._token, summary.token_seconds),
+            (self._queue, summary.queue_seconds),
         ):
             if seconds is not None:
-                self._child(histogram, dialect).observe(seconds)
+                histogram[dialect].observe(seconds)
         for counter, tokens in (
-            (PROMPT_TOKENS, summary.prompt_tokens),
-            (GENERATED_TOKENS, summary.generated_tokens),
+            (self._prompt, summary.prompt_tokens),
+            (self._generated, summary.generated_tokens),
         ):
-            child = self._child(counter, adapter)  # its series exists in any case
+            series = counter[adapter]  # exists in any case
             if tokens:
-                child.inc(tokens)
-
-    def _child(self, metric: Any, *labels: str) -> Any:
-        key = (metric, *labels)
-        child = self._children.get(key)
-        if child is None:
-            child = self._children[key] = metric.labels(*labels)
-        return child
+                series.inc(tokens)
 
     def _adapter_label(self, name: str) -> str:
         """Return the name while there is room for another; a counter never drops one."""

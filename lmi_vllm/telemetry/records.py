@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from lmi_vllm.errors import Dialect, Fault
 
@@ -21,8 +21,7 @@ FAILURE: Final = 500
 SEVERAL: Final = "several"  # adapters of a list that are named
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceFigures:
+class SequenceFigures(NamedTuple):
     """The engine's figures of one sequence; times in seconds, None for what did not happen."""
 
     prompt_tokens: int = 0
@@ -40,8 +39,7 @@ class EngineSequence(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class RequestSummary:
+class RequestSummary(NamedTuple):
     """One request that has ended; times in seconds."""
 
     request_id: str
@@ -182,10 +180,8 @@ class RequestRecord:
 
     def summary(self, status: int | None) -> RequestSummary:
         """Return the finished request: here it is decided what it counts as."""
-        figures = [sequence.figures() for sequence in self.sequences]
-        first = [one.first_token_time for one in figures if one.first_token_time is not None]
-        spent = [one.token_seconds for one in figures if one.token_seconds is not None]
-        queued = [one.queue_seconds for one in figures if one.queue_seconds is not None]
+        figures = _together([sequence.figures() for sequence in self.sequences])
+        first = figures.first_token_time
         return RequestSummary(
             self.request_id,
             self.method,
@@ -196,15 +192,31 @@ class RequestRecord:
             self.dialect,
             self.adapter,
             time.monotonic() - self.began,
-            sum(one.prompt_tokens for one in figures),
-            sum(one.generated_tokens for one in figures),
-            max(0.0, min(first) - self.arrived) if first else None,
-            sum(spent) / len(spent) if spent else None,
-            max(queued) if queued else None,
+            figures.prompt_tokens,
+            figures.generated_tokens,
+            None if first is None else max(0.0, first - self.arrived),
+            figures.token_seconds,
+            figures.queue_seconds,
             self.is_inference,
             self.is_background,
             self.fault,
         )
+
+
+def _together(figures: Sequence[SequenceFigures]) -> SequenceFigures:
+    """Return the figures of a request: sums of tokens, the mean of tokens' times, the extremes."""
+    if len(figures) == 1:  # most requests
+        return figures[0]
+    first = [one.first_token_time for one in figures if one.first_token_time is not None]
+    spent = [one.token_seconds for one in figures if one.token_seconds is not None]
+    queued = [one.queue_seconds for one in figures if one.queue_seconds is not None]
+    return SequenceFigures(
+        sum(one.prompt_tokens for one in figures),
+        sum(one.generated_tokens for one in figures),
+        max(queued, default=None),
+        min(first, default=None),
+        sum(spent) / len(spent) if spent else None,
+    )
 
 
 _CURRENT: Final[ContextVar[RequestRecord | None]] = ContextVar("lmi_vllm_request", default=None)

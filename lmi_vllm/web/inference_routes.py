@@ -198,8 +198,8 @@ async def _received(request: web.Request, limit: int) -> bytes:
     """Return the body as it came; aiohttp's `read` would keep it as long as the connection."""
     if is_waiting_in_vain(request):
         raise web.HTTPRequestEntityTooLarge(limit, request.content_length or 0)
-    pieces, size = [], 0
-    while piece := await request.content.readany():
+    pieces, size, content = [], 0, request.content
+    while not content.at_eof() and (piece := await content.readany()):
         pieces.append(piece)
         size += len(piece)
         if limit and size > limit:

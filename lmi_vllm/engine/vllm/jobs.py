@@ -33,6 +33,8 @@ _MODEL_DEFAULTS: Final = frozenset(
     {*_SAMPLING_STYLE, "repetition_penalty", "presence_penalty", "frequency_penalty"}
 )
 
+MOST_KEPT: Final = 256
+
 
 class JobRunner:
     """Runs the jobs of one engine."""
@@ -46,6 +48,7 @@ class JobRunner:
         )
         self._special_ids = frozenset(self._tokenizer.all_special_ids if self._tokenizer else ())
         self._end_ids = end_tokens(llm.input_processor.generation_config_fields, self._tokenizer)
+        self._params: dict[tuple[object, ...], Any] = {}  # vLLM's, by `sampling_key`
         self._model_defaults: Mapping[str, Any] = {
             name: value
             for name, value in llm.model_config.get_diff_sampling_param().items()
@@ -114,6 +117,17 @@ class JobRunner:
         return await render_text(self._llm.renderer, parsed, params)
 
     def _sampling_params(self, job: GenerationJob) -> Any:
+        """Return vLLM's parameters, which it copies: jobs with the same ones share them."""
+        key = job.sampling_key
+        if key is None or (params := self._params.get(key)) is None:
+            params = self._new_params(job)
+            if key is not None:
+                if len(self._params) >= MOST_KEPT:
+                    self._params.clear()
+                self._params[key] = params
+        return params
+
+    def _new_params(self, job: GenerationJob) -> Any:
         values = dict(self._model_defaults)
         if not job.apply_model_defaults:
             for name in _SAMPLING_STYLE & values.keys():
@@ -125,7 +139,8 @@ class JobRunner:
         values["output_kind"] = (
             RequestOutputKind.DELTA if job.is_streaming else RequestOutputKind.FINAL_ONLY
         )
-        values["skip_clone"] = True  # made for this job alone; vLLM says so of OpenAI's, too
+        # What vLLM adds to its shallow copy, the model's end tokens, is the same for all jobs.
+        values["skip_clone"] = True
         return SamplingParams(**values)
 
 

@@ -15,7 +15,6 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter
 from starlette.requests import Request
-from starlette.responses import JSONResponse
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
@@ -36,6 +35,8 @@ _NO_TOKENIZER: Final = (
     "takes tokens, as /inference/v1/generate and the prompt of /v1/completions"
 )
 _SAGEMAKER_S: Final = "x-amzn-sagemaker-"
+# As in `starlette.responses.JSONResponse.render`.
+_encode: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,7 @@ class VllmOpenAI:
     async def _models(self) -> OpenAIReply:
         served = self._app.state.openai_serving_models.registry  # without our keys
         models = await served.show_available_models()
-        return _json_reply(JSONResponse(models.model_dump()))
+        return _json_reply(models.model_dump())
 
     async def _handle(
         self, call: OpenAICall, handle: Any, request: Any, direct: DirectEvents | None
@@ -173,7 +174,7 @@ class VllmOpenAI:
 
 
 def _error(found: ErrorResponse) -> OpenAIReply:
-    reply = _json_reply(JSONResponse(found.model_dump(), found.error.code))
+    reply = _json_reply(found.model_dump(), found.error.code)
     return replace(reply, body=shown_body(reply.body))
 
 
@@ -187,11 +188,14 @@ def _reply(result: Any, texts: DirectTexts | None) -> OpenAIReply:
         )
     if isinstance(result, ErrorResponse):
         return _error(result)
-    return replace(_json_reply(JSONResponse(result.model_dump())), response=result)
+    return _json_reply(result.model_dump(), response=result)
 
 
-def _json_reply(response: JSONResponse) -> OpenAIReply:
-    return OpenAIReply(response.status_code, bytes(response.body))
+def _json_reply(
+    document: Mapping[str, Any], status: int = HTTPStatus.OK, response: object = None
+) -> OpenAIReply:
+    """Return the bytes of starlette's JSONResponse, which also makes headers that nobody reads."""
+    return OpenAIReply(status, _encode(document).encode(), response=response)
 
 
 async def _encoded(

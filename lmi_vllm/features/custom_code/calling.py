@@ -16,7 +16,7 @@ from lmi_vllm.errors import (
 from lmi_vllm.features.custom_code.djl_python.inputs import Input
 from lmi_vllm.features.custom_code.thread import CodeThread
 from lmi_vllm.inference.response.formatters import frame, lmi_error
-from lmi_vllm.inference.response.streams import deadline
+from lmi_vllm.inference.response.streams import Deadline
 from lmi_vllm.messages import FRAMINGS, InferenceCall
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class CodeCaller:
             CustomCodeError: the function raised an exception.
             DeadlineError: it ran longer than `timeout_seconds`.
         """
-        async with deadline(self.timeout_seconds, "predict_timeout"):
+        async with Deadline(self.timeout_seconds, "predict_timeout"):
             try:
                 return await self.thread.run(function, *arguments)
             except Exception as error:

@@ -1,11 +1,13 @@
 """Events of vLLM's OpenAI streams that differ only in their text, made without its handler.
 
 The first event of a stream with text is the handler's own. If the rest of it is constant, it is the
-template of the next events. The handler also makes the last event, and every event of a stream with
-more than text: log probabilities, token ids, usage so far, tools, reasoning, several choices.
-pydantic encodes the text, as in vLLM.
+template of the next events. What such an event looks like is learnt once for each shape of a
+stream; in those of other requests only id, time and model may differ. The handler also makes the
+last event, and every event of a stream with more than text: log probabilities, token ids, usage so
+far, tools, reasoning, several choices. pydantic encodes the text, as in vLLM.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -20,6 +22,35 @@ _FIELDS: Final = {"id", "object", "created", "model", "choices"}
 _CONSTANT: Final = "system_fingerprint"  # from vLLM 0.33, the same in every event of an engine
 _LAST_ONLY: Final = "kv_transfer_params"  # from vLLM 0.33, null in all but the last event
 _TRIES: Final = 4  # events looked at: a role may come first
+_STRING: Final = rb'"[^"\\]*(?:\\.[^"\\]*)*"'  # of JSON
+# What differs between the events of two requests, beside the text.
+_OF_REQUESTS: Final = {"id": _STRING, "created": rb"\d+", "model": _STRING}
+# Fields of a body that give its stream other events.
+_SHAPING: Final = ("echo", "logprobs", "top_logprobs", "return_token_ids", "tools", "n")
+_USAGE: Final = ("include_usage", "continuous_usage_stats")
+Shape = tuple[object, ...]
+
+
+class EventFrames:
+    """What the events with nothing but text look like, for each shape of a stream."""
+
+    def __init__(self) -> None:
+        self._known: dict[Shape, re.Pattern[bytes]] = {}
+
+    def cut(self, shape: Shape, event: bytes) -> tuple[bytes, bytes] | None:
+        """Return what is before and after the text of an event; None if it says anything else."""
+        if (known := self._known.get(shape)) is not None:
+            match = known.fullmatch(event)
+            return match and (match[1], match[2])
+        field = _text_field(event)
+        if field is None or event.count(field[0] + field[1]) != 1:
+            return None
+        name, text = field
+        before, after = event.split(name + text)
+        frame = _frame(event, before + name, after)
+        if frame is not None:
+            self._known[shape] = frame
+        return before + name, after
 
 
 class TextEvents:
@@ -27,8 +58,9 @@ class TextEvents:
 
     special_ids: frozenset[int] = frozenset()
 
-    def __init__(self, direct: DirectEvents) -> None:
+    def __init__(self, direct: DirectEvents, frames: EventFrames, shape: Shape) -> None:
         self._direct = direct
+        self._frames, self._shape = frames, shape
         self._sequences = 0
         self._uncounted: list[int] = []
         self._tries = _TRIES
@@ -71,11 +103,9 @@ class TextEvents:
         if not self._tries:
             return
         self._tries -= 1
-        field = _text_field(event)
-        if field is not None and event.count(field[0] + field[1]) == 1:
-            name, text = field
-            before, self._after = event.split(name + text)
-            self._before = before + name
+        found = self._frames.cut(self._shape, event)
+        if found is not None:
+            self._before, self._after = found
             self.is_ready = self._sequences == 1
             self._tries = 0
 
@@ -88,6 +118,30 @@ def may_be_direct(kind: str, body: Mapping[str, object], handler: Any) -> bool:
         return isinstance(body.get("prompt"), str)
     is_chat = kind == "chat/completions"
     return is_chat and handler.parser_cls is None and not handler.enable_log_outputs
+
+
+def shape_of(kind: str, body: Mapping[str, object]) -> Shape:
+    """Return what the form of a stream's events depends on."""
+    options = body.get("stream_options")
+    usage = options if isinstance(options, dict) else {}
+    fields = (bool(body.get(name)) for name in _SHAPING)
+    return kind, *fields, *(bool(usage.get(name)) for name in _USAGE)
+
+
+def _frame(event: bytes, before: bytes, after: bytes) -> re.Pattern[bytes] | None:
+    """Return the pattern of other requests' events; None if they cannot be told from this one.
+
+    Its groups are what is before and after the text.
+    """
+    document = orjson.loads(event[len(_DATA) :])
+    pattern = re.escape(before)
+    for name, any_value in _OF_REQUESTS.items():
+        key = b'"%b":' % name.encode()
+        written = key + to_json(document[name])
+        if before.count(written) != 1:
+            return None
+        pattern = pattern.replace(re.escape(written), re.escape(key) + any_value)
+    return re.compile(b"(%b)%b(%b)" % (pattern, _STRING, re.escape(after)), re.DOTALL)
 
 
 def _text_field(event: bytes) -> tuple[bytes, bytes] | None:

@@ -20,7 +20,7 @@ from lmi_vllm.engine.base import DirectChunks, DirectEvents
 from lmi_vllm.engine.vllm.chunks import ChunkMaker
 from lmi_vllm.engine.vllm.outputs import SequenceForm
 from lmi_vllm.features.token_lane.decoding import Pieces, TableText, tables_for
-from lmi_vllm.features.token_lane.events import TextEvents, may_be_direct
+from lmi_vllm.features.token_lane.events import EventFrames, TextEvents, may_be_direct, shape_of
 from lmi_vllm.features.token_lane.logprobs import LazyDecoder, has_known_arrays
 from lmi_vllm.features.token_lane.readers import CURRENT, ChunkReader, InLane, LaneRequest
 from lmi_vllm.features.token_lane.sequences import (
@@ -40,6 +40,7 @@ class PlainLane:
     def __init__(self, tokenizer: Any) -> None:
         self._tables = tables_for(tokenizer)
         self._sequences: dict[str, LaneSequence] = {}
+        self._frames = EventFrames()
         self._weight_version: str | None = None
 
     def read_messages(self, decoder: Any) -> None:
@@ -57,7 +58,9 @@ class PlainLane:
 
     def texts_of(self, call: OpenAICall, handler: Any, direct: DirectEvents) -> TextEvents | None:
         """See `TokenLane`."""
-        return TextEvents(direct) if may_be_direct(call.kind, call.body, handler) else None
+        if not may_be_direct(call.kind, call.body, handler):
+            return None
+        return TextEvents(direct, self._frames, shape_of(call.kind, call.body))
 
     def add(self, state: Any, form: SequenceForm | None) -> None:
         """See `TokenLane`."""

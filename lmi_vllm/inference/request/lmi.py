@@ -1,16 +1,18 @@
 """An LMI generation request: an `inputs` payload, validated."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from lmi_vllm.errors import PayloadError
 from lmi_vllm.inference.request.body import EXAMPLE_BODY
 from lmi_vllm.inference.request.limits import check_limits, check_logprobs
 from lmi_vllm.inference.request.parameters import (
     GenerationParameters,
+    Key,
+    Repeated,
     parse_parameters,
+    plain_key,
     unread_names,
 )
 from lmi_vllm.inference.request.sampling import (
@@ -30,8 +32,7 @@ _NEUTRAL: Final[Mapping[str, object]] = MappingProxyType(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class LmiRequest:
+class LmiRequest(NamedTuple):
     """One validated LMI generation request; `unread` are its names without effect."""
 
     prompts: tuple[str, ...]
@@ -51,12 +52,16 @@ class LmiRequest:
     unread: tuple[str, ...] = ()
 
 
+KnownRequests = Repeated[LmiRequest]  # without their prompts, of one profile
+
+
 def parse_lmi_request(
     payload: Mapping[str, Any],
     profile: ServingProfile,
     tgi_route: TgiRoute | None = None,
     *,
     has_token_hook: bool = False,  # which gets log probabilities
+    known: KnownRequests | None = None,
 ) -> LmiRequest:
     """Return the typed request of an `inputs` payload; TGI's own routes have their defaults.
 
@@ -64,17 +69,57 @@ def parse_lmi_request(
         PayloadError: names the field and what is allowed.
     """
     prompts, is_list = _prompts(payload, tgi_route)
+    request, key = None, None
+    if known is not None and (key := _key(payload, profile, tgi_route, has_token_hook)):
+        request = known.find(key)
+    if request is None:
+        request = _without_prompts(payload, profile, tgi_route, has_token_hook=has_token_hook)
+        # Without lists, which somebody might change.
+        if known is not None and key is not None and plain_key(request.sampling) is not None:
+            known.keep(key, request)
+    # LMI's client lists one prompt of a stream.
+    is_list = is_list and not (request.is_streaming and len(prompts) == 1)
+    request = request._replace(prompts=prompts, is_list=is_list)
+    if request.is_streaming:
+        _check_stream(request, is_tgi=bool(tgi_route) or profile.tgi_compat)
+    return request
+
+
+def _key(
+    payload: Mapping[str, Any],
+    profile: ServingProfile,
+    tgi_route: TgiRoute | None,
+    has_token_hook: bool,
+) -> Key | None:
+    """Return what a request is read from beside its prompts; None if it is not to be kept."""
+    if profile.tgi_compat:  # each may have a seed of its own
+        return None
+    parameters, stream = payload.get("parameters"), payload.get("stream")
+    given = {} if parameters is None else parameters
+    key = plain_key(given) if type(given) is dict else None
+    if key is None or type(stream) not in (bool, type(None)):
+        return None
+    return *key, stream, tgi_route, has_token_hook
+
+
+def _without_prompts(
+    payload: Mapping[str, Any],
+    profile: ServingProfile,
+    tgi_route: TgiRoute | None,
+    *,
+    has_token_hook: bool,
+) -> LmiRequest:
+    """Return the request without its prompts, which nothing else depends on."""
     parameters = _parameters(payload, profile)
     is_streaming = _is_streaming(payload, parameters, profile, tgi_route)
-    is_list = is_list and not (is_streaming and len(prompts) == 1)  # LMI's client lists one
     candidates = choose_candidates(parameters)
     wants_logprobs = has_token_hook or _wants_logprobs(
         parameters, profile, candidates, is_streaming=is_streaming
     )
     sampling = request_sampling(parameters, profile, candidates, wants_logprobs, tgi_route)
-    request = LmiRequest(
-        prompts=prompts,
-        is_list=is_list,
+    return LmiRequest(
+        prompts=(),
+        is_list=False,
         is_streaming=is_streaming,
         sampling=sampling,
         apply_model_defaults=sampling.get("temperature") != 0.0,  # a greedy request has 0
@@ -89,9 +134,6 @@ def parse_lmi_request(
         wants_logprobs=wants_logprobs,
         unread=_unread(parameters, profile),
     )
-    if is_streaming:
-        _check_stream(request, is_tgi=bool(tgi_route) or profile.tgi_compat)
-    return request
 
 
 def _unread(parameters: GenerationParameters, profile: ServingProfile) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Generic, TypeVar
 
 from pydantic import (
     AliasChoices,
@@ -183,6 +183,42 @@ def unread_names(parameters: GenerationParameters) -> Sequence[str]:
     if parameters.length_penalty is not None and (parameters.num_beams or 1) == 1:
         ignored.append("length_penalty")
     return [*(parameters.model_extra or {}), *ignored]
+
+
+_PLAIN: Final = frozenset({bool, int, float, type(None), str})
+Key = tuple[object, ...]
+Made = TypeVar("Made")
+
+
+def plain_key(raw: Mapping[str, object]) -> Key | None:
+    """Return names and values as a key; None if a value is more than a number or a text.
+
+    It has the types, too: 1, 1.0 and true are equal, and mean different things.
+    """
+    types = tuple(map(type, raw.values()))
+    return (*raw, *raw.values(), *types) if _PLAIN.issuperset(types) else None
+
+
+class Repeated(Generic[Made]):
+    """Keeps what was made of parameters, by `plain_key` and more: most clients repeat theirs."""
+
+    most = 256
+    longest = 1000  # characters of all names and texts: clients choose them
+
+    def __init__(self) -> None:
+        self._made: dict[Key, Made] = {}
+
+    def find(self, key: Key) -> Made | None:
+        """Return what was made of the same."""
+        return self._made.get(key)
+
+    def keep(self, key: Key, made: Made) -> None:
+        """Keep it, unless the key is long."""
+        if sum(len(part) for part in key if isinstance(part, str)) > self.longest:
+            return
+        if len(self._made) >= self.most:
+            self._made.clear()
+        self._made[key] = made
 
 
 @dataclass(slots=True)

@@ -4,6 +4,7 @@ There is no I/O here: each request has its formatter, which gets chunks and retu
 docs/answers.md has the formats; JSON is compact and not ASCII-escaped.
 """
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -107,9 +108,9 @@ def metered_error(text: str, status: int) -> dict[str, Any]:
     return row | {"error": {"error_code": status, "error_msg": text}}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Schema:
-    """The differences between the dialects of generated text."""
+    """The differences between the dialects of generated text; there are those of this module."""
 
     token: Callable[[GeneratedToken], dict[str, Any]]
     error: Callable[[str, int], Mapping[str, Any]]
@@ -177,22 +178,16 @@ class StreamFormatter:
         if template is None:
             if self.schema.is_tgi3 or self.schema.is_metered or self.request.top_n_tokens:
                 return self.rows(GenerationChunk(0, (GeneratedToken(token, text, logprob),), text))
-            template = self._render_template(has_logprob=has_logprob)
+            template = _template(
+                self.schema, self.framing, has_logprob, self.request.wants_logprobs
+            )
+            self._templates[has_logprob] = template
         self._texts.append(text)
         self._tokens += 1
         row, logprobs = template
         if logprobs:
             return row % (token, orjson.dumps(text), *(orjson.dumps(logprob),) * logprobs)
         return row % (token, orjson.dumps(text))
-
-    def _render_template(self, *, has_logprob: bool) -> _Template:
-        """Return the row of a token with placeholders for the values that differ between tokens."""
-        sample = replace(_SAMPLE, logprob=_SAMPLE.logprob if has_logprob else None)
-        row = {"index": 0, "token": _as_row(self.request, self.schema)(sample), **self._nulls}
-        framed = frame(self.framing, row).replace(b"%", b"%%")
-        pattern = framed.replace(_ID, b"%d").replace(_TEXT, b"%b").replace(_LOGPROB, b"%b")
-        self._templates[has_logprob] = template = pattern, framed.count(_LOGPROB)
-        return template
 
     def error(self, text: str, code: int) -> bytes:
         """Return the row that ends a stream which failed after its first byte."""
@@ -218,11 +213,7 @@ class StreamFormatter:
                 row["top_tokens"] = _top_tokens(token.top, self.schema)
         if self.schema.is_tgi3:
             row["index"] = self._tokens
-        return row | self._nulls
-
-    @property
-    def _nulls(self) -> dict[str, Any]:
-        return {"generated_text": None, "details": None} if self.schema.is_tgi else {}
+        return row | _nulls(self.schema)
 
     def _last_row(self, chunk: GenerationChunk) -> dict[str, Any]:
         text = "".join(self._texts)
@@ -242,9 +233,26 @@ class StreamFormatter:
         return row
 
 
+def _nulls(schema: Schema) -> dict[str, Any]:
+    return {"generated_text": None, "details": None} if schema.is_tgi else {}
+
+
 def _as_row(request: LmiRequest, schema: Schema) -> Callable[[GeneratedToken], dict[str, Any]]:
     """Return the function that makes a token's row; candidates always have probabilities."""
     return schema.token if request.wants_logprobs else bare_token
+
+
+@functools.cache
+def _template(
+    schema: Schema, framing: Framing, has_logprob: bool, wants_logprobs: bool
+) -> _Template:
+    """Return the row of a token with placeholders for the values that differ between tokens."""
+    sample = replace(_SAMPLE, logprob=_SAMPLE.logprob if has_logprob else None)
+    token = schema.token if wants_logprobs else bare_token
+    framed = frame(framing, {"index": 0, "token": token(sample), **_nulls(schema)})
+    framed = framed.replace(b"%", b"%%")
+    pattern = framed.replace(_ID, b"%d").replace(_TEXT, b"%b").replace(_LOGPROB, b"%b")
+    return pattern, framed.count(_LOGPROB)
 
 
 def format_result(

@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
 from lmi_vllm.errors import DeadlineError, Dialect, LmiError, StatusTable
@@ -168,18 +169,28 @@ async def gathered(coroutines: Sequence[Coroutine[Any, Any, Item]]) -> list[Item
     return [task.result() for task in tasks]
 
 
-@contextlib.asynccontextmanager
-async def deadline(seconds: float, setting: str) -> AsyncIterator[None]:
-    """Bound the time of the body.
+class Deadline(contextlib.AbstractAsyncContextManager[None]):
+    """Bounds the time of its body, which raises DeadlineError then; its text names the setting."""
 
-    Raises:
-        DeadlineError: it expired; the text names the setting.
-    """
-    try:
-        async with asyncio.timeout(seconds):
-            yield
-    except TimeoutError:
-        raise deadline_error(seconds, setting) from None
+    def __init__(self, seconds: float, setting: str) -> None:
+        self._seconds = seconds
+        self._setting = setting
+        self._timeout = asyncio.timeout(seconds)
+
+    async def __aenter__(self) -> None:
+        await self._timeout.__aenter__()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with contextlib.suppress(TimeoutError):
+            await self._timeout.__aexit__(kind, error, trace)
+            if not isinstance(error, TimeoutError):
+                return
+        raise deadline_error(self._seconds, self._setting) from None
 
 
 def deadline_error(seconds: float, setting: str) -> DeadlineError:

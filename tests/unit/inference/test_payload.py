@@ -4,8 +4,9 @@ import pytest
 
 from lmi_vllm.errors import PayloadError
 from lmi_vllm.inference.pipeline import dispatch
+from lmi_vllm.inference.request import lmi
 from lmi_vllm.inference.request.body import decode_body, form_field
-from lmi_vllm.inference.request.lmi import LmiRequest, parse_lmi_request
+from lmi_vllm.inference.request.lmi import KnownRequests, LmiRequest, parse_lmi_request
 from lmi_vllm.inference.request.sampling import Candidates
 from lmi_vllm.messages import BeamSearch, RequestLimits, ServingProfile, TgiRoute
 
@@ -202,6 +203,73 @@ def request(
 ) -> LmiRequest:
     """Return the request of a payload."""
     return parse_lmi_request({"inputs": inputs, **payload}, ServingProfile(**profile or {}))
+
+
+# Payloads of which each is like another one, and means something else.
+ALIKE: dict[str, dict[str, Any]] = {
+    "none": {},
+    "null": {"parameters": None},
+    "empty": {"parameters": {}},
+    "number": {"parameters": {"max_new_tokens": 1}},
+    "number as a float": {"parameters": {"max_new_tokens": 1.0}},
+    "number as a text": {"parameters": {"max_new_tokens": "1"}},
+    "true": {"parameters": {"max_new_tokens": True}},
+    "logprobs 1": {"parameters": {"logprobs": 1}},
+    "logprobs true": {"parameters": {"logprobs": True}},
+    "logprobs false": {"parameters": {"logprobs": False}},
+    "stream": {"stream": True, "parameters": {"max_new_tokens": 1}},
+    "stream 1": {"stream": 1, "parameters": {"max_new_tokens": 1}},
+    "stream in parameters": {"parameters": {"max_new_tokens": 1, "stream": True}},
+    "stop": {"parameters": {"stop": "a"}},
+    "stop list": {"parameters": {"stop": ["a"]}},
+    "bias": {"parameters": {"logit_bias": {"5": 1.0}}},
+    "schema": {"parameters": {"guided_json": "{}"}},
+    "unread": {"parameters": {"nonsense": "a"}},
+    "unread, of another name": {"parameters": {"nonsens": "a"}},
+    "candidates": {"parameters": {"n": 2, "do_sample": True}},
+    "candidates in a stream": {"stream": True, "parameters": {"n": 2, "do_sample": True}},
+    "seed": {"parameters": {"do_sample": True, "seed": 5, "details": True}},
+}
+
+
+def outcome(payload: dict[str, Any], known: KnownRequests | None) -> object:
+    """Return the request, or what is wrong."""
+    try:
+        return parse_lmi_request(payload, ServingProfile(), known=known)
+    except PayloadError as error:
+        return error.text
+
+
+@pytest.mark.parametrize("inputs", ["a", ["b"], ["a", "b"]], ids=str)
+def test_request_that_is_like_an_earlier_one_is_read_as_if_it_were_the_first(
+    inputs: object,
+) -> None:
+    """Whatever came before: what is kept is only used for the same, and its prompts never are."""
+    known = KnownRequests()
+    payloads = [{"inputs": inputs, **each} for each in ALIKE.values()]
+    for payload in [*payloads, *reversed(payloads), {"inputs": "c"}]:
+        assert outcome(payload, known) == outcome(payload, None), payload
+
+
+def test_parameters_that_came_before_are_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most clients send the same ones with each prompt."""
+    reads: list[object] = []
+    read = lmi.parse_parameters
+    monkeypatch.setattr(lmi, "parse_parameters", lambda raw: reads.append(raw) or read(raw))
+    known = KnownRequests()
+    for prompt in "abc":
+        parsed = outcome({"inputs": prompt, "parameters": {"seed": 1, "top_p": 0.5}}, known)
+        assert isinstance(parsed, LmiRequest)
+        assert parsed.prompts == (prompt,)
+    assert len(reads) == 1
+
+
+def test_every_request_of_tgi_s_clients_has_a_seed_of_its_own() -> None:
+    """Though all of them send the same parameters."""
+    known, profile = KnownRequests(), ServingProfile(tgi_compat=True)
+    payload = {"inputs": "a", "parameters": {"do_sample": True, "details": True}}
+    seeds = {parse_lmi_request(payload, profile, known=known).seed for _ in range(3)}
+    assert len(seeds) == 3
 
 
 INPUTS: dict[str, tuple[object, tuple[str, ...], bool]] = {

@@ -6,6 +6,7 @@ import pytest
 
 from lmi_vllm.errors import DeadlineError
 from lmi_vllm.inference.response.streams import (
+    Deadline,
     ReplyStream,
     SilenceLimit,
     close_iterator,
@@ -208,6 +209,33 @@ async def test_silence_limit_passes_a_cancellation_on() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     limit.close()
+
+
+async def test_deadline_names_its_setting() -> None:
+    """Also where the body itself has run out of time."""
+    for body in (asyncio.sleep(10), asyncio.wait_for(asyncio.sleep(10), 0.001)):
+        with pytest.raises(DeadlineError, match=r"within 0.05 s \(predict_timeout\)"):
+            async with Deadline(0.05, "predict_timeout"):
+                await body
+
+
+async def test_deadline_passes_on_what_is_not_its_own() -> None:
+    """An error of the body, the end of its task, and its result."""
+    with pytest.raises(ValueError, match="of the body"):
+        async with Deadline(5, "predict_timeout"):
+            raise ValueError("of the body")
+
+    async def waits() -> None:
+        async with Deadline(5, "predict_timeout"):
+            await asyncio.sleep(10)
+
+    task = asyncio.create_task(waits())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    async with Deadline(5, "predict_timeout"):
+        await asyncio.sleep(0)
 
 
 async def test_close_iterator_accepts_any_iterator(source: Rows) -> None:
