@@ -194,7 +194,7 @@ def _reply(result: Any, texts: DirectTexts | None) -> OpenAIReply:
 def _json_reply(
     document: Mapping[str, Any], status: int = HTTPStatus.OK, response: object = None
 ) -> OpenAIReply:
-    """Return the bytes of starlette's JSONResponse, which also makes headers that nobody reads."""
+    """Return the bytes of starlette's JSONResponse, which also makes headers that are not read."""
     return OpenAIReply(status, _encode(document).encode(), response=response)
 
 

@@ -74,7 +74,7 @@ def parse_lmi_request(
         request = known.find(key)
     if request is None:
         request = _without_prompts(payload, profile, tgi_route, has_token_hook=has_token_hook)
-        # Without lists, which somebody might change.
+        # Without lists, which might be changed.
         if known is not None and key is not None and plain_key(request.sampling) is not None:
             known.keep(key, request)
     # LMI's client lists one prompt of a stream.

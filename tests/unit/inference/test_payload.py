@@ -241,7 +241,7 @@ def outcome(payload: dict[str, Any], known: KnownRequests | None) -> object:
 
 
 @pytest.mark.parametrize("inputs", ["a", ["b"], ["a", "b"]], ids=str)
-def test_request_that_is_like_an_earlier_one_is_read_as_if_it_were_the_first(
+def test_request_like_an_earlier_one_is_read_as_the_first(
     inputs: object,
 ) -> None:
     """Whatever came before: what is kept is only used for the same, and its prompts never are."""

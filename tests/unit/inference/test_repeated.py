@@ -25,7 +25,7 @@ def test_names_and_values_are_not_mixed_up() -> None:
 
 @pytest.mark.parametrize("value", [["a"], {"a": 1}, ("a",), b"a", 1j], ids=repr)
 def test_what_is_more_than_a_number_or_a_text_has_no_key(value: object) -> None:
-    """Somebody might change it, or it might hold anything."""
+    """It might be changed, or hold anything."""
     assert plain_key({"a": 1, "b": value}) is None
     assert GenerationJob("a", "b", {"a": 1, "b": value}).sampling_key is None
 
