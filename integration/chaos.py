@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any, Final
+from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -38,6 +38,7 @@ from integration.adapters_support import (
 )
 from integration.conftest import ServerProcess, StartServer, start_server
 from integration.footprint import Footprint, measure, settled
+from integration.processes_of_a_server import is_of_the_front
 
 CLIENTS = 16
 LIMIT = 24  # job_queue_size: bursts must meet it
@@ -258,9 +259,6 @@ async def churn(chaos: Chaos, name: str) -> None:
             await asyncio.sleep(chaos.rng.uniform(0.1, 1.0))
 
 
-FRONT_END: Final = "lmi_vllm.features.front_ends.process"
-
-
 async def kill_engines(chaos: Chaos, server: ServerProcess, every_seconds: float) -> None:
     """Kill the engine now and then, and wait until it is back."""
     while chaos.until - time.monotonic() > every_seconds:
@@ -268,7 +266,7 @@ async def kill_engines(chaos: Chaos, server: ServerProcess, every_seconds: float
         for child in server.children():
             with contextlib.suppress(psutil.NoSuchProcess):
                 # A front end that dies takes its connections with it: that is another test's.
-                if FRONT_END not in child.cmdline():
+                if not is_of_the_front(child):
                     child.kill()
         chaos.counts["engine kills"] += 1
         await wait_ready(chaos, server)

@@ -4,7 +4,6 @@ Each scenario asks both processes: a connection belongs to the one that accepted
 kernel tells (`through`).
 """
 
-import contextlib
 import http.client
 import json
 import os
@@ -21,6 +20,10 @@ import pytest
 
 from integration.client import Answer, call, connect, running_requests, wait_until
 from integration.conftest import RunningServer, ServerProcess, StartServer, running_server
+from integration.processes_of_a_server import (
+    further_front_ends,
+    is_of_the_front,
+)
 from lmi_vllm.demo import DEMO_MODEL_DIR
 from lmi_vllm.features.front_ends.group import LIVENESS_SECONDS, SPARE_CLIENTS
 
@@ -52,11 +55,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 
 def front_ends(server: ServerProcess) -> list[int]:
     """Return the process ids of all front-end processes, the first one first."""
-    others = []
-    for child in psutil.Process(server.process.pid).children():
-        with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
-            if "lmi_vllm.features.front_ends.process" in child.cmdline():
-                others.append(child.pid)
+    others = (process.pid for process in further_front_ends(server.process.pid))
     return [server.process.pid, *sorted(others)]
 
 
@@ -395,7 +394,9 @@ def test_the_death_of_the_engine_reaches_both(server_process: StartServer) -> No
     pids = front_ends(server)
     open_streams = [stream(url, pid, LONG) for pid in pids]
     (engine,) = [
-        child for child in psutil.Process(server.process.pid).children() if child.pid not in pids
+        child
+        for child in psutil.Process(server.process.pid).children()
+        if not is_of_the_front(child)
     ]
     engine.kill()
     for connection, response in open_streams:

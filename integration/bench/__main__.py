@@ -15,8 +15,9 @@ from integration.bench.report import write
 from integration.bench.results import Result
 
 BENCHMARKS: Final = (
-    "startup", "tokens", "direct", "serving", "requests", "bridge", "front_ends", "growth",
-    "overload", "fetch", "idle_sleep", "cold_weights",
+    "startup", "tokens", "direct", "serving", "requests", "bridge", "front_ends",
+    "front_ends_start", "growth", "overload", "fetch", "idle_sleep",
+    "cold_weights",
 )  # fmt: skip
 DEFAULT_OUT: Final = "bench-report"
 

@@ -23,10 +23,10 @@ from integration.bench.servers import STEP_VARIABLE, Running, our_command, runni
 from integration.bench.serving import load
 from integration.bench.tokens import LMI_PLAIN
 from integration.bench.tokens import load as load_here
+from integration.processes_of_a_server import further_front_ends
 
 STREAMS: Final = 128
 PROCESSES: Final = "LMI_FRONTEND_PROCESSES"
-MODULE: Final = "lmi_vllm.features.front_ends.process"
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,7 @@ class Cost:
 
 def front_ends(server: Running) -> list[psutil.Process]:
     """Return the front-end processes, the first one first."""
-    first = psutil.Process(server.process.pid)
-    return [first, *(child for child in first.children() if MODULE in child.cmdline())]
+    return [psutil.Process(server.process.pid), *further_front_ends(server.process.pid)]
 
 
 def spent(processes: Sequence[psutil.Process]) -> list[float]:

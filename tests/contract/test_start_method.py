@@ -3,6 +3,7 @@
 What only a GPU shows is in integration/gpu (`forked engine`).
 """
 
+import logging
 import os
 import shutil
 import subprocess
@@ -54,6 +55,33 @@ def test_engine_is_forked_unless_there_is_a_reason(
     monkeypatch.setattr(start, "why_spawned", lambda *_, **__: reason)
     start._choose_start_method(EngineArguments({}), is_cpu=False)
     assert os.environ[start.START_METHOD] == method
+
+
+@pytest.mark.parametrize(
+    ("set_by_user", "unfit", "said"),
+    [
+        (None, "", ""),
+        ("fork", "", ""),
+        ("spawn", "", "VLLM_WORKER_MULTIPROC_METHOD=spawn"),
+        ("forkserver", "", "VLLM_WORKER_MULTIPROC_METHOD=forkserver"),
+        (None, "threads of gRPC run", "threads of gRPC run"),
+        ("fork", "threads of gRPC run", "threads of gRPC run"),
+    ],
+)
+def test_front_ends_are_forked_unless_there_is_a_reason(
+    monkeypatch: pytest.MonkeyPatch, set_by_user: str | None, unfit: str, said: str
+) -> None:
+    """On a CPU, too; nothing makes a process fit that is not."""
+    from lmi_vllm.engine.vllm import factory, start  # noqa: PLC0415 (imports vLLM)
+
+    monkeypatch.setattr(start, "CONFIGURED_METHOD", set_by_user)
+    monkeypatch.setattr(start, "why_unfit", lambda: unfit)
+    log = logging.getLogger("vllm")
+    monkeypatch.setattr(log, "handlers", [])
+    assert factory.why_not_forked() == said
+    monkeypatch.setattr(log, "handlers", [logging.NullHandler()])  # its file's lock may be held
+    own = "vLLM's log has handlers of its own"
+    assert factory.why_not_forked() == (said if "METHOD" in said else own)
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,7 @@ LONG: Final[Mapping[str, str]] = MappingProxyType({
         "tests/server/features/test_watchdogs.py",
     "integration/engine_restart.py::test_engine_that_dies_while_it_comes_back_counts": _RESTARTS,
     "integration/fleet_behind_a_proxy.py": _FLEET,
+    "integration/front_ends_are_forked.py": "tests/unit/features/front_ends/test_template.py",
     "integration/front_ends_share_one_engine.py::test_process_that_dies_is_replaced": _RESTARTS,
     "integration/front_ends_share_one_engine.py::test_the_death_of_the_engine_reaches_both":
         _RESTARTS,

@@ -61,6 +61,22 @@ def import_vllm(arguments: EngineArguments) -> "VllmArguments":
     return check_arguments(arguments)
 
 
+def why_not_forked() -> str:
+    """Return why no front end can be forked from this process, which has imported vLLM, or ""."""
+    from lmi_vllm.engine.vllm.start import why_front_ends_are_spawned
+
+    return why_front_ends_are_spawned()
+
+
+def renew_random_numbers() -> None:
+    """Give a forked process random numbers of its own; those of `random` are, by Python."""
+    import numpy as np
+    import torch
+
+    np.random.seed()
+    torch.default_generator.seed()
+
+
 def import_failure(error: ImportError) -> EngineStartError:
     """Return the reason, with what to install."""
     return EngineStartError(

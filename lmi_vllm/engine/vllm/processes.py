@@ -18,7 +18,7 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, TypeVar
@@ -178,18 +178,33 @@ def close_internet_sockets() -> None:
     one that is collected later would close what has its number by then: a socket of ZeroMQ, whose
     library ends the process (`No such file or directory (src/epoll.cpp:118)`).
     """
+    _close_those(_is_internet)
+
+
+def close_all_but(kept: Collection[int]) -> None:
+    """Close every inherited descriptor that is not kept, in the same way."""
+    _close_those(lambda descriptor: descriptor not in kept)
+
+
+def _close_those(is_unwanted: Callable[[int], bool]) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for name in os.listdir("/proc/self/fd" if _IS_LINUX else "/dev/fd"):  # noqa: PTH208 (names only)
         descriptor = int(name)
-        try:
-            inherited = socket.socket(fileno=descriptor)
-        except OSError:  # no socket, or the descriptor of the listing itself
-            continue
-        is_internet = inherited.family in (socket.AF_INET, socket.AF_INET6)
-        inherited.detach()  # the descriptor stays open
-        if is_internet:
-            os.dup2(null, descriptor, inheritable=False)
+        with contextlib.suppress(OSError):  # the descriptor of the listing itself
+            os.fstat(descriptor)
+            if descriptor != null and is_unwanted(descriptor):
+                os.dup2(null, descriptor, inheritable=False)
     os.close(null)
+
+
+def _is_internet(descriptor: int) -> bool:
+    try:
+        inherited = socket.socket(fileno=descriptor)
+    except OSError:  # no socket
+        return False
+    family = inherited.family
+    inherited.detach()  # the descriptor stays open
+    return family in (socket.AF_INET, socket.AF_INET6)
 
 
 @functools.cache

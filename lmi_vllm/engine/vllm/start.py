@@ -38,7 +38,7 @@ from lmi_vllm.engine.vllm.processes import (
 )
 from lmi_vllm.engine.vllm.signals import block_ending_signals
 from lmi_vllm.engine.vllm.start_failures import start_error_of, with_argument
-from lmi_vllm.engine.vllm.start_method import why_spawned
+from lmi_vllm.engine.vllm.start_method import why_spawned, why_unfit
 from lmi_vllm.engine.vllm.tokenizer_trial import tried
 from lmi_vllm.engine.vllm.workarounds import Scope, apply
 from lmi_vllm.engine.vllm.workarounds.not_finite import NOT_FINITE_COUNT
@@ -201,6 +201,18 @@ def _choose_start_method(arguments: EngineArguments, *, is_cpu: bool) -> None:
     os.environ[START_METHOD] = method
     block_ending_signals(will_spawn=method != "fork")
     adopt_forked_engines()
+
+
+def why_front_ends_are_spawned() -> str:
+    """Return why front ends cannot be forked from this process; empty if they can.
+
+    On a CPU, too: unlike the engine they use the libraries whose threads are looked for.
+    """
+    if CONFIGURED_METHOD not in {None, "fork"}:
+        return f"{START_METHOD}={CONFIGURED_METHOD}"
+    if logging.getLogger("vllm").handlers:  # VLLM_CONFIGURE_LOGGING=1, or a configuration's
+        return "vLLM's log has handlers of its own"
+    return why_unfit()
 
 
 @contextlib.contextmanager

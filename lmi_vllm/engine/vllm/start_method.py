@@ -41,7 +41,7 @@ def why_spawned(arguments: EngineArguments, *, is_cpu: bool) -> str:
         return ""
     if not current_platform.is_cuda():
         return f"vLLM's platform here is {current_platform.device_name}, not CUDA"
-    return _why_not_by_arguments(arguments) or _why_not_by_process()
+    return _why_not_by_arguments(arguments) or why_unfit()
 
 
 def _why_not_by_arguments(arguments: EngineArguments) -> str:
@@ -56,7 +56,8 @@ def _why_not_by_arguments(arguments: EngineArguments) -> str:
     return ""
 
 
-def _why_not_by_process() -> str:
+def why_unfit() -> str:
+    """Return why no process can be forked from this one; empty if one can."""
     if torch.cuda.is_initialized() or driver_is_initialized():
         return "CUDA is initialised in the server's process"
     if library := unfit_library(_native_thread_names()):

@@ -30,6 +30,7 @@ from lmi_vllm.features.front_ends.first import EngineClients, FirstProcess, Shar
 from lmi_vllm.features.front_ends.handle import FrontEnd, ProcessEndedError
 from lmi_vllm.features.front_ends.series import remove_files, series_of_all
 from lmi_vllm.features.front_ends.shared_counters import SharedCounters
+from lmi_vllm.features.front_ends.starts import FrontEndStarts
 from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.inference.start_progress import Phase
@@ -60,6 +61,7 @@ class FrontEndGroup(ProcessGroup):
         self._folder = new_private_folder("lmi-vllm-fronts-")  # mode 0700
         self.first_socket = str(self._folder.path / "first.sock")
         self._clients = EngineClients(self._folder.path, count + SPARE_CLIENTS)
+        self._starts = FrontEndStarts()
         self._processes: list[FrontEnd] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._watching: asyncio.Task[None] | None = None
@@ -77,7 +79,8 @@ class FrontEndGroup(ProcessGroup):
         self._address = address
 
     def begin(self, settings: Settings, arguments: EngineArguments) -> None:
-        """Start the processes unless they run; they import vLLM while the engine starts."""
+        """Start the processes unless they run, before the engine's."""
+        self._starts.begin()
         clients = self._clients
         self._settings = settings
         self._setup = self._setup or ProcessSetup(
@@ -155,16 +158,18 @@ class FrontEndGroup(ProcessGroup):
             self._watching.cancel()
         ending, self._processes = self._processes, []
         await asyncio.gather(*(process.stop() for process in ending))
+        self._starts.close()
 
     def remove(self) -> None:
         """Remove the private folder and the shared metric files."""
+        self._starts.close()
         self._folder.remove()
         remove_files()
 
     def _start_missing(self) -> list[FrontEnd]:
         """Start as many processes as there should be, and return them."""
         started = [
-            FrontEnd(self._first, self._clients.take())
+            FrontEnd(self._first, self._clients.take(), self._starts.start)
             for _ in range(self._count - 1 - len(self._processes))
         ]
         self._processes += started

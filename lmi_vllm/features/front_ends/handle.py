@@ -3,9 +3,7 @@
 import asyncio
 import contextlib
 import logging
-import os
 import socket
-import sys
 from collections.abc import Collection, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -36,6 +34,7 @@ from lmi_vllm.features.front_ends.channel import (
 from lmi_vllm.features.front_ends.first import FirstProcess
 from lmi_vllm.features.front_ends.mirrored_adapters import without_hooks
 from lmi_vllm.features.front_ends.series import OTHER_PROCESSES, forget_process
+from lmi_vllm.features.front_ends.starts import FrontEndChild, StartFrontEnd
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +53,7 @@ class FrontEnd:
 
     first: FirstProcess
     row: int
+    start: StartFrontEnd
     imported: asyncio.Event = field(default_factory=asyncio.Event)
     joined: asyncio.Event = field(default_factory=asyncio.Event)
     is_serving: asyncio.Event = field(default_factory=asyncio.Event)
@@ -61,7 +61,7 @@ class FrontEnd:
     ending: str = ""
     pid: int = 0
     _channel: Channel | None = None
-    _process: asyncio.subprocess.Process | None = None
+    _process: FrontEndChild | None = None
     _engine_requests: set[str] = field(default_factory=set)
     _ended: asyncio.Event = field(default_factory=asyncio.Event)
     _calls: dict[int, asyncio.Task[None]] = field(default_factory=dict)
@@ -81,12 +81,7 @@ class FrontEnd:
         """Start the process and serve its calls until it ends."""
         ours, theirs = socket.socketpair()
         with theirs:
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-P", "-m", "lmi_vllm.features.front_ends.process",
-                str(theirs.fileno()), str(os.getpid()),
-                pass_fds=(theirs.fileno(),), stdin=asyncio.subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is for the first process: it drains
-            )  # fmt: skip
+            self._process = await self.start(theirs, self.imported)
         self.pid = self._process.pid
         OTHER_PROCESSES.add(self.pid)
         self._channel = await Channel.over(ours)

@@ -1,7 +1,7 @@
 """A further front-end process: one more client of the engine, behind the same port.
 
-`front_ends.py` starts it as `python -m`, with one end of a socket pair and the id of its parent. It
-ends when the socket closes, and the kernel ends it with its parent.
+The template forks it (`template.py`), or the first process starts it as `python -m`: with one end
+of a socket pair. It ends when the socket closes, and the kernel ends it with its parent.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ import socket
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import uvloop
 
@@ -237,16 +237,21 @@ async def serve(descriptor: int) -> None:
     await FrontEndProcess(channel, setup, assembled()).run()
 
 
-def main() -> None:
-    """Run as a child process; the arguments are the socket's descriptor and the parent's pid."""
-    descriptor, parent = map(int, sys.argv[1:3])
-    end_with_parent(parent)
+def run_front_end(descriptor: int) -> NoReturn:
+    """Be a front-end process over this end of the socket pair, to the end."""
     for number in (signal.SIGINT, signal.SIGTERM):  # the first process drains, then ends this one
         signal.signal(number, signal.SIG_IGN)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(descriptor))
         logging.shutdown()
         end_process(0)
+
+
+def main() -> None:
+    """Run as a child process; the arguments are the socket's descriptor and the parent's pid."""
+    descriptor, parent = map(int, sys.argv[1:3])
+    end_with_parent(parent)
+    run_front_end(descriptor)
 
 
 if __name__ == "__main__":
