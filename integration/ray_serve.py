@@ -10,9 +10,7 @@ import json
 import subprocess
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,6 +19,7 @@ import yaml
 
 from integration.client import Answer, OpenStream, call, send, wait_until
 from integration.conftest import RunningServer, clean_environment, running_server
+from integration.fleet.ray_load import LMI, Load
 from integration.fleet.ray_serve import ROOT, RayCluster, Replica, commands, ray_cluster
 from lmi_vllm.features.ray_serve.arguments import read_arguments
 from tests.golden.cases import Golden, load_golden
@@ -34,13 +33,10 @@ ONE_A_NODE: Final = {"num_replicas": 2, "max_replicas_per_node": 1}
 VARIABLES: Final = {
     "LMI_SCRIPTED_SECONDS_PER_TOKEN": "0.001", "LMI_SCRIPTED_MAX_MODEL_LEN": "200000"
 }  # fmt: skip
-LMI: Final = {"inputs": "The sea is wide", "parameters": {"max_new_tokens": 4}}
 LONG: Final = {"inputs": "The sea is wide", "parameters": {"max_new_tokens": 100_000}}
 MANY_TOKENS: Final = 10_000
 FEWER_TOKENS: Final = 2_000
-LOAD_THREADS: Final = 4
 HEADER: Final = "X-Amzn-SageMaker-Adapter-Identifier"
-RETRIES: Final = 60
 ANSWERED: Final = 'lmi_requests_total{.*dialect="lmi"'
 
 
@@ -188,43 +184,6 @@ def test_a_stream_of_ten_thousand_tokens_is_whole(cluster: RayCluster, lone: Run
     found = [call(url, "/invocations", body) for url in (cluster.url, lone.url)]
     assert len(found[0].lines()) == MANY_TOKENS
     assert found[0].body == found[1].body
-
-
-class Load:
-    """Clients that repeat a request which has not been answered; each answer is compared."""
-
-    def __init__(self, url: str, expected: bytes) -> None:
-        self.answered: Counter[str] = Counter()
-        self._url, self._expected = url, expected
-        self._is_over = threading.Event()
-        self._threads = [threading.Thread(target=self._run) for _ in range(LOAD_THREADS)]
-
-    def __enter__(self) -> "Load":
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._is_over.set()
-        for thread in self._threads:
-            thread.join()
-
-    def _run(self) -> None:
-        while not self._is_over.is_set():
-            self.answered[self._ask()] += 1
-
-    def _ask(self) -> str:
-        for attempt in range(RETRIES):
-            try:
-                found = call(self._url, "/invocations", LMI, seconds=30)
-            except (OSError, HTTPException):
-                continue
-            if found.status == 200 and found.body == self._expected:
-                return "at once" if attempt == 0 else "repeated"
-            if found.status < 500:
-                return f"wrong: {found.status}"
-            time.sleep(0.1)
-        return "lost"
 
 
 def test_a_removed_node_loses_nothing_that_a_retry_saves(

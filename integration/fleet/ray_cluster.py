@@ -1,8 +1,8 @@
 """A Ray cluster of several nodes on this machine, for a test that speaks to it over pipes.
 
 Runs in the environment of integration/ray.txt. It prints the cluster's address, then obeys lines:
-`add` a node with one CPU, `remove` the node of that number as a crash does. Each is answered by a
-line. It ends with its stdin.
+`add` a node with one CPU, or with numbers of CPUs and GPUs, `remove` the node of that number as a
+crash does. Each is answered by a line. It ends with its stdin.
 """
 
 import argparse
@@ -30,7 +30,10 @@ def main() -> None:
         if verb == "remove":
             cluster.remove_node(nodes[int(rest[0])], allow_graceful=False)
         else:
-            nodes.append(cluster.add_node(num_cpus=1, object_store_memory=OBJECT_STORE))
+            cpus, gpus = map(int, rest or ("1", "0"))  # Ray counts GPUs, and looks for none
+            nodes.append(
+                cluster.add_node(num_cpus=cpus, num_gpus=gpus, object_store_memory=OBJECT_STORE)
+            )
         print(verb, flush=True)
     cluster.shutdown()
 

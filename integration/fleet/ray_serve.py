@@ -25,6 +25,10 @@ ROOT: Final = Path(__file__).parents[2]
 MARK: Final = "LMI_RAY_FOLDER"  # in the environment of every process of a cluster
 # Slow to import for each process of Ray, and optional for who imports it: four seconds of lark.
 SLOW_MODULE: Final = "rfc3987_syntax.py"
+STATUS: Final = (
+    "import ray, sys; from ray import serve; ray.init(sys.argv[1], log_to_driver=False); "
+    "print(serve.status())"
+)
 # As docs/scale-out.md says it.
 MIDDLEWARES: Final = {"RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "lmi_vllm.ray:middlewares"}
 
@@ -76,6 +80,11 @@ class RayCluster:
 
     def deploy(self, arguments: Mapping[str, Any], replicas: int, **options: Any) -> None:
         """Deploy with options of the deployment; returns when so many replicas answer."""
+        self.submit(arguments, **options)
+        assert wait_until(lambda: self.answering() == replicas, 120), self.answering()
+
+    def submit(self, arguments: Mapping[str, Any], **options: Any) -> None:
+        """Deploy with options of the deployment, and wait for nothing."""
         options = {"graceful_shutdown_timeout_s": 40, **options, "name": "lmi"}
         document = {
             "proxy_location": "HeadOnly",
@@ -95,7 +104,14 @@ class RayCluster:
             timeout=120, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-        assert wait_until(lambda: self.answering() == replicas, 120), self.answering()
+
+    def status(self) -> str:
+        """Return what Ray says of the applications."""
+        command = [commands() / "python", "-c", STATUS, self.address]
+        return subprocess.run(
+            command, env=self.environ, cwd=self.folder, capture_output=True, text=True,
+            timeout=60, check=True,
+        ).stdout  # fmt: skip
 
     def answering(self) -> int:
         """Return the number of servers, if all of them get requests of the proxy."""
@@ -127,14 +143,28 @@ class RayCluster:
         assert self.process.stdout.readline().strip() == line.split(maxsplit=1)[0]
 
 
+def own_haproxy(folder: str) -> dict[str, str]:
+    """Variables that give a cluster's HAProxy places of its own; Ray's are one for the machine."""
+    prefix, place = "RAY_SERVE_HAPROXY_", f"{folder}/h"  # a socket's path has 107 bytes at most
+    metrics, http, grpc = map(str, free_ports(3))
+    return {
+        f"{prefix}CONFIG_FILE_LOC": f"{place}/haproxy.cfg", f"{prefix}SOCKET_PATH": f"{place}/a",
+        f"{prefix}METRICS_SOCKET_PATH": f"{place}/m", f"{prefix}SERVER_STATE_BASE": place,
+        f"{prefix}SERVER_STATE_FILE": f"{place}/state", f"{prefix}METRICS_PORT": metrics,
+        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": http, "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": grpc,
+    }  # fmt: skip
+
+
 @contextlib.contextmanager
-def ray_cluster(nodes: int) -> Iterator[RayCluster]:
-    """A cluster of a head without CPUs and so many nodes with one."""
+def ray_cluster(nodes: int, **variables: str) -> Iterator[RayCluster]:
+    """A cluster of a head without CPUs and so many nodes with one; variables are of every node."""
     python = commands() / "python"
     with TemporaryDirectory(prefix="lmi-ray-", dir="/tmp") as folder:  # Ray's sockets: short paths
         environ = {
             **clean_environment(), **MIDDLEWARES, MARK: folder, "PYTHONPATH": str(ROOT),
             "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": folder,
+            "RAY_raylet_start_wait_time_s": "120",  # 30 are too few on a busy machine
+            **own_haproxy(folder), **variables,
         }  # fmt: skip
         for name in ("RAY_ADDRESS", "PYTHONDONTWRITEBYTECODE"):
             environ.pop(name, None)

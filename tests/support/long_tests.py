@@ -104,6 +104,8 @@ LONG: Final[Mapping[str, str]] = MappingProxyType({
         _REQUIREMENTS,
     "integration/sagemaker_sdk_requests.py": "tests/unit/test_sagemaker_examples.py",
     "integration/ray_serve.py": "tests/unit/features/ray_serve",
+    "integration/ray_serve_gpus.py": "tests/unit/features/ray_serve/test_arguments.py",
+    "integration/ray_serve_haproxy.py": "tests/unit/features/ray_serve",
     "integration/routers_of_caches.py":
         "integration/adapter_residency.py, which reads what these routers do",
     "integration/routers.py": "tests/web/test_open_signals.py and tests/unit/features/management",
