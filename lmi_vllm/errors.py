@@ -373,6 +373,8 @@ class StatusTable:
         """Return the status of `error`, as an answer or in the last row of a stream."""
         if dialect in _VLLMS and isinstance(error, UnknownAdapterError):
             return 404  # vLLM's own code for a model it does not serve
+        if isinstance(error, NoAdapterSlotError) and dialect in _DIALECT_STATUS:
+            return self.of_fault(Fault.OVERLOAD, dialect)  # a router asks another server
         if (
             dialect is Dialect.TGI
             and isinstance(error, EngineFailureError)
@@ -403,4 +405,6 @@ def anthropic_error(error: LmiError, text: str, status: int) -> dict[str, object
 
 
 def _vllm_type(error: LmiError, status: int) -> str:
+    if isinstance(error, NoAdapterSlotError):
+        return Fault.OVERLOAD.openai_type
     return (Fault.NOT_FOUND if status == Fault.NOT_FOUND.status else error.fault).openai_type

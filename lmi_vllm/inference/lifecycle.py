@@ -28,7 +28,7 @@ DRAIN_RETRY_SECONDS: Final = 30
 RETRY_SECONDS: Final = 5
 _REFUSED: Final = MappingProxyType({
     State.UNHEALTHY: "Model {} is not available: the engine makes no progress",
-    State.ASLEEP: "Model {} is asleep: POST /wake_up (or /resume) makes it answer",
+    State.ASLEEP: "Model {} is asleep: POST /wake_up, or /resume after /pause, makes it answer",
     State.FAILED: "Model {} is not available: the engine has failed",
     State.DRAINING: "Model {} is draining: the server is shutting down",
 })  # fmt: skip

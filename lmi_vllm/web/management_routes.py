@@ -89,7 +89,7 @@ async def front_page(request: web.Request) -> web.Response:
     pages = {path: text for group in request.app[GROUPS] for path, text in group.pages.items()}
     there = {route.resource.canonical for route in request.app.router.routes() if route.resource}
     links = "".join(
-        f'<li><a href="{path}">{path}</a> {escape(text)}</li>'
+        f'<li><a href=".{path}">{path}</a> {escape(text)}</li>'  # a proxy may have a prefix
         for path, text in (pages | _PAGES).items()
         if path in there
     )

@@ -12,6 +12,7 @@ from lmi_vllm.errors import (
     EngineFailureError,
     Fault,
     LmiError,
+    NoAdapterSlotError,
     OverloadError,
     PayloadError,
     StartupError,
@@ -52,6 +53,9 @@ STATUSES: dict[str, tuple[LmiError, Dialect, int]] = {
     "adapter": (UnknownAdapterError("a"), Dialect.LMI, 424),
     "adapter, openai": (UnknownAdapterError("a"), Dialect.OPENAI, 404),
     "adapter, tgi": (UnknownAdapterError("a"), Dialect.TGI, 422),
+    "slot": (NoAdapterSlotError("a"), Dialect.LMI, 424),
+    "slot, openai": (NoAdapterSlotError("a"), Dialect.OPENAI, 503),
+    "slot, tgi": (NoAdapterSlotError("a"), Dialect.TGI, 429),
     "overload": (OverloadError("m"), Dialect.LMI, 503),
     "overload, openai": (OverloadError("m"), Dialect.OPENAI, 503),
     "overload, tgi": (OverloadError("m"), Dialect.TGI, 429),
@@ -90,6 +94,7 @@ OPENAI: dict[str, tuple[LmiError, int, str]] = {
     "payload": (PayloadError("x"), 400, "BadRequestError"),
     "adapter": (UnknownAdapterError("x"), 404, "NotFoundError"),
     "overload": (OverloadError("m"), 503, "ServiceUnavailableError"),
+    "slot": (NoAdapterSlotError("x"), 503, "ServiceUnavailableError"),
     "engine": (EngineDeadError(), 500, "InternalServerError"),
 }
 

@@ -201,8 +201,8 @@ async def test_unknown_adapter_is_never_the_base_model(
         ("/invocations", {"inputs": "x", "adapters": "b", "stream": True}, 424),
         ("/invocations", {"inputs": ["x", "y"], "adapters": ["a", "b"]}, 424),
         ("/invocations", {"messages": [{"role": "user", "content": "x"}], "model": "b"}, 424),
-        ("/v1/completions", {"prompt": "x", "model": "b"}, 400),
-        ("/v1/completions", {"prompt": "x", "model": "b", "stream": True}, 400),
+        ("/v1/completions", {"prompt": "x", "model": "b"}, 503),
+        ("/v1/completions", {"prompt": "x", "model": "b", "stream": True}, 503),
     ],
 )
 async def test_lack_of_a_slot_has_retry_after(
