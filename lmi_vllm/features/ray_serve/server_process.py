@@ -15,7 +15,7 @@ from lmi_vllm.private_folders import new_private_folder
 KILL_SECONDS: Final = 5.0  # for a killed process to be gone
 READ_SECONDS: Final = 1.0
 _REASON: Final = b"lmi-vllm: error: "
-_NO_REASON: Final = "it gave no reason (do the words of `command` serve?)"
+_NO_REASON: Final = "it gave no reason"
 
 
 class ServerEndedError(RuntimeError):
