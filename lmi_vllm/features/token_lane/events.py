@@ -124,8 +124,7 @@ def shape_of(kind: str, body: Mapping[str, object]) -> Shape:
     """Return what the form of a stream's events depends on."""
     options = body.get("stream_options")
     usage = options if isinstance(options, dict) else {}
-    fields = (bool(body.get(name)) for name in _SHAPING)
-    return kind, *fields, *(bool(usage.get(name)) for name in _USAGE)
+    return kind, *map(bool, map(body.get, _SHAPING)), *map(bool, map(usage.get, _USAGE))
 
 
 def _frame(event: bytes, before: bytes, after: bytes) -> re.Pattern[bytes] | None:
