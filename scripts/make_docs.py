@@ -114,7 +114,7 @@ of vLLM: the first of `served_model_name`.
 | `vllm:num_gpu_loaded_lora_adapters` | gauge | `engine`, `model_name` | Adapters with a slot. |
 | `vllm:num_cpu_loaded_lora_adapters` | gauge | `engine`, `model_name` | Adapters in main memory, with a slot or not. |
 | `vllm:max_gpu_lora_adapters` | gauge | `engine`, `model_name` | Slots (`max_loras`). |
-| `vllm:lora_requests_info` | gauge | `max_lora`, `running_lora_adapters`, `waiting_lora_adapters` | One series, whose value is the time: adapters with a slot, idle ones too, and those whose requests wait for one. |
+| `vllm:lora_requests_info` | gauge | `max_lora`, `running_lora_adapters`, `waiting_lora_adapters` | One series, whose value is the time: adapters with a slot, idle ones too, and those whose requests wait for one. Names with commas are not told apart. |
 
 `vllm:num_requests_waiting` counts the requests that wait for a slot, too. An adapter that was evicted has no series. The workers are asked at most once a second, and only if what they hold may have changed. At most 1,000 adapters of a rank have a
 series of their own, those with a slot first; the counts have all.
