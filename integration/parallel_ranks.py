@@ -41,7 +41,7 @@ REFUSING = """
 from vllm.lora.worker_manager import WorkerLoRAManager
 
 begin, load = WorkerLoRAManager.__init__, WorkerLoRAManager._load_adapter
-drop = WorkerLoRAManager.remove_adapter
+drop, pin = WorkerLoRAManager.remove_adapter, WorkerLoRAManager.pin_adapter
 
 def note(manager, *words):
     with open(__file__ + ".notes", "a") as notes:
@@ -52,8 +52,12 @@ def know_the_rank(manager, config, *rest, **more):
     begin(manager, config, *rest, **more)
 
 def load_or_refuse(manager, request):
-    if request.lora_name.startswith("half") and manager.rank == 1:
+    with open(request.lora_path + "/adapter_config.json") as config:
+        marks = config.read()
+    if '"half"' in marks and manager.rank == 1:
         raise ValueError("the second rank refuses it")
+    if '"loose"' in marks:
+        manager.loose = request.lora_int_id
     note(manager, "reads", request.lora_int_id)
     return load(manager, request)
 
@@ -61,7 +65,14 @@ def remove_adapter(manager, number):
     note(manager, "drops", number)
     return drop(manager, number)
 
+def pin_or_refuse(manager, number):
+    if number == getattr(manager, "loose", None) and manager.rank == 1:
+        raise ValueError("the second rank does not pin it")
+    note(manager, "pins", number)
+    return pin(manager, number)
+
 WorkerLoRAManager.__init__ = know_the_rank
+WorkerLoRAManager.pin_adapter = pin_or_refuse
 WorkerLoRAManager._load_adapter = load_or_refuse
 WorkerLoRAManager.remove_adapter = remove_adapter
 
@@ -190,7 +201,7 @@ def test_an_adapter_that_the_workers_refuse_disturbs_no_later_one(
 def refuse_by_one_rank(url: str, folder: Path, notes: Path) -> None:
     """Register what the second rank refuses; the first rank drops it again."""
     notes.unlink()
-    half = make_adapter(folder / "half", 2)
+    half = make_adapter(folder / "half", 2, revision="half")
     refused = call(url, f"/adapters?name=half&src={half}", method="POST")
     assert (refused.status, b"second rank refuses" in refused.body) == (424, True), refused.body
     rows = [line.split() for line in notes.read_text(encoding="utf-8").splitlines()]
@@ -199,6 +210,38 @@ def refuse_by_one_rank(url: str, folder: Path, notes: Path) -> None:
     assert first[-1] == ["drops", first[0][1]]
     asked = call(url, "/invocations", {"inputs": "x", "adapters": "half"})
     assert b"not found" in asked.body, asked.body
+
+
+def refuse_to_replace_and_to_pin(url: str, folder: Path, notes: Path) -> None:
+    """What one rank does not replace or pin, no rank does; the old weights go on."""
+    body = {"inputs": PROMPTS[0], "adapters": "turn", "parameters": {"max_new_tokens": 12}}
+    first = make_adapter(folder / "first", 3)
+    half = make_adapter(folder / "second", 4, revision="half")
+    replacement = {"lora_name": "turn", "lora_path": str(half), "load_inplace": True}
+    for pin in ("false", "true"):
+        created = call(url, f"/adapters?name=turn&src={first}&pin={pin}", method="POST")
+        assert created.status == 200, created.body
+        before = {call(url, "/invocations", body).body for _ in range(4)}
+        assert len(before) == 1
+        refused = call(url, "/v1/load_lora_adapter", replacement)
+        assert (refused.status, b"second rank refuses" in refused.body) == (400, True), refused.body
+        assert {call(url, "/invocations", body).body for _ in range(8)} == before
+        held = adapters_by_rank(url)
+        assert all(("turn", "gpu") in held[rank] for rank in "01"), held
+        assert call(url, "/adapters/turn", method="DELETE").status == 200
+    notes.unlink()
+    loose = make_adapter(folder / "loose", 5, revision="loose")
+    refused = call(url, f"/adapters?name=loose&src={loose}&pin=true", method="POST")
+    assert (refused.status, b"does not pin it" in refused.body) == (507, True), refused.body
+    rows = [line.split() for line in notes.read_text(encoding="utf-8").splitlines()]
+    number = next(row[2] for row in rows if row[1] == "reads")
+    assert ["0", "pins", number] in rows
+    for rank in "01":
+        assert [row for row in rows if row[0] == rank][-1][1:] == ["drops", number]
+    assert b"not found" in call(url, "/invocations", body | {"adapters": "loose"}).body
+    taken = call(url, f"/adapters?name=turn&src={first}&pin=true", method="POST")
+    assert taken.status == 200, taken.body  # its slot is free again
+    assert call(url, "/adapters/turn", method="DELETE").status == 200
 
 
 def test_data_parallel_ranks_change_adapters_together(
@@ -221,6 +264,7 @@ def test_data_parallel_ranks_change_adapters_together(
     both = {("capitals", "gpu"), ("json", "gpu")}
     assert wait_until(lambda: adapters_by_rank(url) == {"0": both, "1": both}, 30)
     refuse_by_one_rank(url, tmp_path, notes)
+    refuse_to_replace_and_to_pin(url, tmp_path, notes)
     storm = asyncio.run(rage(url, STORM_SECONDS, seed=int(time.time())))
     print(report(storm))
     assert not storm.wrong, server.describe()

@@ -81,7 +81,7 @@ class RayCluster:
     def deploy(self, arguments: Mapping[str, Any], replicas: int, **options: Any) -> None:
         """Deploy with options of the deployment; returns when so many replicas answer."""
         self.submit(arguments, **options)
-        assert wait_until(lambda: self.answering() == replicas, 120), self.answering()
+        assert wait_until(lambda: self.answering() == replicas, 300), self.answering()
 
     def submit(self, arguments: Mapping[str, Any], **options: Any) -> None:
         """Deploy with options of the deployment, and wait for nothing."""
@@ -164,6 +164,7 @@ def ray_cluster(nodes: int, **variables: str) -> Iterator[RayCluster]:
             **clean_environment(), **MIDDLEWARES, MARK: folder, "PYTHONPATH": str(ROOT),
             "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": folder,
             "RAY_raylet_start_wait_time_s": "120",  # 30 are too few on a busy machine
+            "RAY_worker_niceness": "0",  # 15 has no turn beside other tests
             **own_haproxy(folder), **variables,
         }  # fmt: skip
         for name in ("RAY_ADDRESS", "PYTHONDONTWRITEBYTECODE"):

@@ -15,7 +15,12 @@ from typing import Any
 import orjson
 import pytest
 
-from lmi_vllm.errors import AdapterCapacityError, AdapterRefusedError, PayloadError
+from lmi_vllm.errors import (
+    AdapterCapacityError,
+    AdapterRefusedError,
+    NoAdapterSlotError,
+    PayloadError,
+)
 from lmi_vllm.messages import (
     AdapterRef,
     GenerationChunk,
@@ -183,7 +188,7 @@ def test_all_slots_pinned_refuses_the_next_adapter(adapters: Loader, folders: li
         adapters.load(folders[3])
     with pytest.raises(AdapterCapacityError):
         adapters.load(folders[3], pinned=True)
-    with pytest.raises(PayloadError, match="pinned"):
+    with pytest.raises(NoAdapterSlotError, match="pinned"):
         adapters.ask(spare)
     alone = [adapters.ask(ref) for ref in (*pinned, None)]
     assert adapters.ask_together(*pinned, None) == alone

@@ -17,6 +17,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,6 +37,7 @@ from lmi_vllm.engine.vllm.cpu.scored_tokens import fault_beside_drafts
 from lmi_vllm.engine.vllm.cpu.zero_adapter import load_zero_adapter
 from lmi_vllm.engine.vllm.engine_calls import EngineCalls, LoadedAdapter
 from lmi_vllm.engine.vllm.names import (
+    GracefulHTTPError,
     LoRARequest,
     VllmEngineDeadError,
     VLLMValidationError,
@@ -403,12 +405,14 @@ def _launched(
 
 @contextlib.contextmanager
 def _refused() -> Any:
-    """Raise vLLM's own error if an adapter cannot be used."""
+    """Raise vLLM's own error if an adapter cannot be used; 503 where it may be later."""
     try:
         yield
-    except LmiError as error:
-        if isinstance(error, AdapterCapacityError) and (record := current_record()) is not None:
+    except AdapterCapacityError as error:
+        if (record := current_record()) is not None:
             record.retry_after_seconds = error.retry_after_seconds
+        raise GracefulHTTPError(error.text, HTTPStatus.SERVICE_UNAVAILABLE) from error
+    except LmiError as error:
         raise VLLMValidationError(error.text) from error
 
 

@@ -36,9 +36,11 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from lmi_vllm.engine.vllm.engine_calls import LoadedAdapter
 from lmi_vllm.errors import (
+    AdapterCapacityError,
     EngineDeadError,
     EngineFailureError,
     LmiError,
+    NoAdapterSlotError,
     OverloadError,
     PayloadError,
 )
@@ -97,12 +99,18 @@ def our_errors() -> Iterator[None]:
     except VLLMClientError as error:
         raise PayloadError(str(error)) from error
     except GracefulHTTPError as error:
-        if error.http_status == HTTPStatus.SERVICE_UNAVAILABLE:
-            raise OverloadError("lmi") from error
-        raise EngineFailureError(str(error)) from error
+        raise _told(error) from error
     except (ValueError, TypeError, OverflowError) as error:
         raise PayloadError(str(error)) from error
     except (LmiError, asyncio.CancelledError, GeneratorExit):
         raise
     except Exception as error:
         raise EngineFailureError(f"the engine failed: {error}") from error
+
+
+def _told(error: GracefulHTTPError) -> LmiError:
+    if isinstance(error.__cause__, AdapterCapacityError):
+        return NoAdapterSlotError(str(error))
+    if error.http_status == HTTPStatus.SERVICE_UNAVAILABLE:
+        return OverloadError("lmi")
+    return EngineFailureError(str(error))
