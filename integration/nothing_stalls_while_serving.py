@@ -13,6 +13,7 @@ from aiohttp.test_utils import unused_port
 
 from integration.client import call, wait_until
 from integration.conftest import RunningServer, StartServer, running_server
+from tests.support.slowdown import slowdown
 
 # A thread beside the server says what the collector would look through, then ends the process.
 PROGRAM = """
@@ -153,4 +154,4 @@ def test_addresses_whose_grammars_were_slow_come_last(watched: Watched) -> None:
         seconds = ordinary_request(url, f"fourth-{each}")
         for connection in again:
             connection.close()
-        assert seconds < 2 * GRAMMAR_SECONDS
+        assert seconds < 2 * GRAMMAR_SECONDS * slowdown()

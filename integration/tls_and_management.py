@@ -113,7 +113,7 @@ def test_every_form_of_a_key_that_lmi_reads_serves_tls(
     with urllib.request.urlopen(f"{url}/", context=context, timeout=20) as answer:
         page = answer.read().decode()
     assert answer.headers.get_content_type() == "text/html"
-    assert 'href="/console"' in page
+    assert 'href="./console"' in page
 
 
 def test_lmis_series_are_there_where_lmi_has_them(server_process: StartServer) -> None:

@@ -4,7 +4,6 @@ A verb is imported when it is chosen, so `explain` and `--help` load neither aio
 """
 
 import argparse
-import contextlib
 import importlib
 import os
 import sys
@@ -117,7 +116,6 @@ def main(arguments: list[str] | None = None) -> None:
         fail(f"{words[0]}: {REFUSED_VERBS[words[0]]}")
     try:
         if words and words[0] == "serve":
-            _find_title()
             _set_variables(words[1:])
         parsed = parse(words)
         run = importlib.import_module(VERBS[parsed.verb].module).run
@@ -207,15 +205,6 @@ def _made_for(verb: str) -> "Configuration | Assembled":
     from lmi_vllm.assembly import assembled, configuration
 
     return assembled() if verb == "serve" else configuration()
-
-
-def _find_title() -> None:
-    """Find where `ps` reads a process's name, of those to come, too: beside the first variable.
-
-    It is not found once that variable has another value.
-    """
-    with contextlib.suppress(ImportError):  # vLLM brings it
-        importlib.import_module("setproctitle").getproctitle()
 
 
 def _set_variables(words: list[str]) -> None:
