@@ -129,14 +129,9 @@ def test_guarded_routes_match_vllm(guarded: Guarded) -> None:
 
 
 def test_profile_is_written(guarded: Guarded) -> None:
-    """Between start and stop, by the engine's process.
-
-    torch's profiler ends the process (in `ActivityTraceWrapper::save`) if it is stopped while it
-    still begins: on a CPU that is within the first tenths of a second.
-    """
+    """Between start and stop, by the engine's process."""
     assert guarded.act("/start_profile").status == 200
     assert call(guarded.inference, "/v1/completions", PROMPT, headers=KEY).status == 200
-    time.sleep(3)
     assert guarded.act("/stop_profile").status == 200
     deadline = time.monotonic() + 60
     while not any(guarded.traces.rglob("*.json*")):

@@ -168,6 +168,11 @@ def in_flight(cluster: RayCluster) -> int:
 @pytest.mark.parametrize("is_streamed", [True, False])
 def test_a_client_that_disconnects_aborts(cluster: RayCluster, *, is_streamed: bool) -> None:
     """As without Ray: the server holds nothing for it any more."""
+    drop_and_see_the_abort(cluster, is_streamed=is_streamed)
+
+
+def drop_and_see_the_abort(cluster: RayCluster, *, is_streamed: bool) -> None:
+    """Disconnect from a request that runs."""
     assert in_flight(cluster) == 0
     if is_streamed:
         drop = OpenStream(cluster.url, "/invocations", {**LONG, "stream": True}).drop

@@ -62,9 +62,11 @@ def new_private_folder(
     for folder in root.glob(left):
         _remove_if_left(folder)
     path = Path(tempfile.mkdtemp(prefix=prefix, dir=root))
-    lock = (path / _LOCK_NAME).open("wb")
+    made = path / f"{_LOCK_NAME}-made"  # another process takes a free lock for one that was left
+    lock = made.open("wb")
     with contextlib.suppress(OSError):  # a file system without locks, where none is removed
         fcntl.flock(lock, fcntl.LOCK_EX)
+    made.rename(path / _LOCK_NAME)
     return PrivateFolder(path, lock, notes)
 
 

@@ -1,10 +1,12 @@
 """Private copies of adapters: kept while their server lives, gone after it."""
 
+import fcntl
 import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -174,3 +176,21 @@ def test_another_place_keeps_its_other_folders(tmp_path: Path) -> None:
     (other / ".lock").touch()
     with new_private_folder(".unpacking-", tmp_path) as folder:
         assert {*tmp_path.iterdir()} == {folder.path, other}
+
+
+def test_folder_that_is_being_made_is_left(
+    temporary_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another server that starts at the same moment finds no lock that is still free."""
+    lock_file, begun = fcntl.flock, []
+
+    def beside_another(lock: IO[bytes], operation: int) -> None:
+        if not begun:
+            begun.append(lock)
+            with new_private_folder("lmi-vllm-other-"):
+                pass
+        lock_file(lock, operation)
+
+    monkeypatch.setattr(fcntl, "flock", beside_another)
+    with new_private_folder("lmi-vllm-") as folder:
+        assert folder.path.exists()

@@ -48,6 +48,7 @@ from lmi_vllm.engine.vllm.workarounds import CPU_WORKER, Scope, apply, is_needed
 from lmi_vllm.engine.vllm.workarounds.bad_words import forbid_with_a_blank
 from lmi_vllm.engine.vllm.workarounds.not_finite import REASON, is_marked_not_finite
 from lmi_vllm.engine.vllm.workarounds.parsers import check_reasoning
+from lmi_vllm.engine.vllm.workarounds.profiler_thread import OneThread
 from lmi_vllm.engine.vllm.workarounds.unsent_requests import UNSENDABLE, fault_of, unsent
 from lmi_vllm.errors import AdapterCapacityError, LmiError
 from lmi_vllm.messages import ServingProfile
@@ -96,6 +97,8 @@ class GuardedAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
                 log_requests=setup.arguments.namespace.enable_log_requests,
                 **client,
             )
+        if self.profiler is not None:
+            self.profiler = OneThread(self.profiler)
         self.setup = setup
         self.calls = EngineCalls(self)
         has_lane = setup.profile.has_token_lane and may_be_used(self.model_config)
