@@ -82,6 +82,7 @@ class GuardedAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
 
     adapters: UsableAdapters
     output_processor: EngineOutputs
+    profiler: Any  # vLLM's, or None
 
     def __init__(
         self,
