@@ -5,7 +5,6 @@ scripted engine answers, on a cluster of two nodes.
 """
 
 import contextlib
-import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -29,13 +28,7 @@ from integration.ray_serve import (
 )
 from tests.golden.cases import load_golden
 
-pytestmark = [
-    pytest.mark.random_order(disabled=True),  # one cluster, whose replicas come and go
-    pytest.mark.skipif(
-        os.environ.get("LMI_TEST_PROXIES") != "1",
-        reason="needs LMI_TEST_PROXIES=1: disconnects and the drain do not hold beside other tests",
-    ),
-]
+pytestmark = pytest.mark.random_order(disabled=True)  # one cluster, whose replicas come and go
 DRAIN_SECONDS: Final = "3"  # 30 by default, in which the replica is there and gets nothing
 TOKENS_OF_A_DRAIN: Final = 30_000  # 30 s at least, in which Ray's command begins
 GRACE: Final = {"graceful_shutdown_timeout_s": 120}  # as our deployment has it
