@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 def configure(c: "ConfigurationBuilder") -> None:
     """Add to the configuration."""
-    from lmi_vllm.features.weights_ahead.start import WeightsAheadSettings
+    from lmi_vllm.features.weights_ahead.settings import WeightsAheadSettings
 
     c.settings.append(WeightsAheadSettings)
 

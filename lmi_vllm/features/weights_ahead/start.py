@@ -5,13 +5,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from lmi_vllm.config import parsers as parse
-from lmi_vllm.config.options.row import variable
-from lmi_vllm.config.settings import FeatureSettings
 from lmi_vllm.engine.vllm.start_steps import ORDER
 from lmi_vllm.features.host_memory import free_host_memory
 from lmi_vllm.features.weights_ahead.files import file_system, weight_files
 from lmi_vllm.features.weights_ahead.reading import ReadAhead
+from lmi_vllm.features.weights_ahead.settings import WeightsAheadSettings
 from lmi_vllm.inference.start_progress import StartProgress
 from lmi_vllm.server.start_parts import PlannedStart
 
@@ -21,16 +19,6 @@ _VLLM_READS: Final = ("nfs", "nfs4", "lustre")
 # Their files may pass the cache by, and the kernel does not tell.
 _UNKNOWN: Final = ("fuse", "virtiofs", "9p")
 _STRATEGY: Final = "safetensors_load_strategy"
-
-
-class WeightsAheadSettings(FeatureSettings):
-    """Whether weights are read ahead."""
-
-    # fmt: off
-    lmi_read_ahead: bool = variable(parse.boolean, "Weights on a disk are read into memory while "
-        "vLLM is imported, as far as half of the free memory holds them.", default=False,
-        values="bool")
-    # fmt: on
 
 
 def begin(start: PlannedStart) -> threading.Thread | None:
