@@ -67,9 +67,10 @@ def _lane(kind: str) -> Handler:
 
     async def handler(request: web.Request) -> web.StreamResponse:
         service = request.app[SERVICE]
-        if request.method != "POST" and service.find_route("POST", request.path):
-            return await engine_route(request)
-        check_method(request, ("POST",))
+        if request.method != "POST":
+            if service.find_route("POST", request.path):
+                return await engine_route(request)
+            check_method(request, ("POST",))
         service.expect_room()
         call = await read_call(request, request_properties(request.headers))
         service.queue.check_room()  # others may have come with the body: refuse before parsing
