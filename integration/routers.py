@@ -103,13 +103,14 @@ def test_a_session_stays_on_its_server(
     assert set(used) == {0, 1}, used
 
 
+@pytest.mark.parametrize("name", ROUTERS)
 def test_an_adapter_stays_on_the_server_of_its_session(
-    commands: Path, servers: list[RunningServer]
+    commands: Path, servers: list[RunningServer], name: str
 ) -> None:
     """The header has the name; an adapter that was removed there and came back is found there."""
-    router = ROUTERS["vllm-router"]
+    router = ROUTERS[name]
     headers = {router.session_header: "capitals"}
-    with routed(commands, "vllm-router", servers, router.by_session[0]) as url:
+    with routed(commands, name, servers, router.by_session[0], MODELS[name]) as url:
         parts = share(servers, lambda: chat(url, OF_ADAPTER, headers), 4)
         assert sorted(parts) == [0, 4]
         holder = servers[parts.index(4)]
