@@ -19,6 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -379,7 +380,7 @@ def start(
 @pytest.mark.vllm
 def test_chaos_loses_no_request(server_process: StartServer) -> None:
     """A short run: two engine kills, nothing lost or crossed, no request or task left."""
-    server, url = start(server_process)
+    server, url = start(partial(server_process, is_forked=True))
     seed = int(time.time())
     outcome = asyncio.run(run(server, url, 40, 8, seed))
     print(f"seed {seed}\n{outcome.report()}")

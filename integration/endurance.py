@@ -88,7 +88,7 @@ async def endure(
 @pytest.mark.vllm
 def test_many_requests_leave_the_process_as_it_was(server_process: StartServer) -> None:
     """1,000 requests of every dialect on the real engine."""
-    server = server_process("--demo", "--port", "0")
+    server = server_process("--demo", "--port", "0", is_forked=True)
     url = server.url_when_ready()
     counts, found = asyncio.run(endure(server, url, 1000))
     assert counts.total() == 1000

@@ -35,7 +35,7 @@ from tests.support.engine_modules import import_engine_modules
 
 ROOT = Path(__file__).resolve().parent.parent
 # Read after the imports: by us, by clients of S3 and OpenTelemetry as they are made, by vLLM often.
-_LATE = ("OPTION_", "SERVING_", "LMI_", "AWS_", "OTEL_EXPORTER_", "OTEL_BSP_")
+_LATE = ("OPTION_", "SERVING_", "LMI_", "DJL_", "LWS_", "AWS_", "OTEL_EXPORTER_", "OTEL_BSP_")
 _LATE_NAMES = (
     "HF_MODEL_ID", "TMPDIR", "TORCHINDUCTOR_CACHE_DIR",
     "VLLM_CPU_OMP_THREADS_BIND", "VLLM_SERVER_DEV_MODE",
@@ -75,7 +75,7 @@ def may_be_forked(arguments: Sequence[str], added: Mapping[str, str]) -> bool:
     whether processes share their metrics. Nor may one with packages of its own (PYTHONPATH):
     transformers looks for torchvision once, when it is imported.
     """
-    if "LMI_FRONTEND_PROCESSES" in added:
+    if added.get("LMI_FRONTEND_PROCESSES", "1") != "1":
         return False
     others = {item for item in added.items() if not item[0].startswith(_LATE)}
     is_late = all(name in _LATE_NAMES for name, _ in others - set(_ONE_THREAD.items()))

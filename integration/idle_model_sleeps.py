@@ -169,7 +169,8 @@ def test_encoder_and_decoder_sleep(server_process: StartServer, tmp_path: Path) 
     """They run in an engine of ours, which ends and comes back in the same way."""
     from tests.support.text_models import tiny_t5  # noqa: PLC0415 (imports torch)
 
-    server = server_process("--model", str(tiny_t5(tmp_path / "t5")), "--port", "0")
+    words = ("--model", str(tiny_t5(tmp_path / "t5")), "--port", "0")
+    server = server_process(*words, is_forked=True)
     url, say = server.url_when_ready(), {"inputs": "a b", "parameters": {"max_new_tokens": 5}}
     before = call(url, "/invocations", say).body
     put_to_sleep(url)
@@ -201,7 +202,9 @@ def kept_seconds(root: Path) -> dict[str, float]:
 @pytest.mark.parametrize("level", ["1", "2"])
 def test_levels_of_vllm_are_refused_on_a_cpu(server_process: StartServer, level: str) -> None:
     """By name, with what is possible there; vLLM's worker would ignore them."""
-    server = server_process("--demo", "--port", "0", environ={"LMI_SLEEP_LEVEL": level})
+    server = server_process(
+        "--demo", "--port", "0", environ={"LMI_SLEEP_LEVEL": level}, is_forked=True
+    )
     assert server.wait_exit(60) == 1
     assert f"LMI_SLEEP_LEVEL={level}" in server.stderr
     assert "needs a GPU" in server.stderr

@@ -86,7 +86,7 @@ PROMPTS = ("The capital of France is", "Once upon a time", "A list of colours:")
 
 def start(server_process: StartServer, topology: str) -> tuple[ServerProcess, str]:
     """Return a ready server on two ranks and its URL."""
-    server = server_process("--demo", "--port", "0", environ=TOPOLOGIES[topology])
+    server = server_process("--demo", "--port", "0", environ=TOPOLOGIES[topology], is_forked=True)
     return server, server.url_when_ready()
 
 
@@ -255,7 +255,7 @@ def test_data_parallel_ranks_change_adapters_together(
     (tmp_path / "refusing.py").write_text(REFUSING, encoding="utf-8")
     notes = tmp_path / "refusing.py.notes"
     added = {"PYTHONPATH": str(tmp_path), "OPTION_WORKER_EXTENSION_CLS": "refusing.Refusing"}
-    server = server_process("--demo", "--port", "0", environ=DATA_PARALLEL | added)
+    server = server_process("--demo", "--port", "0", environ=DATA_PARALLEL | added, is_forked=True)
     url = server.url_when_ready()
     assert answers(url) == expected
     busy = requests_by_rank(url)

@@ -54,7 +54,9 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     ports = free_ports(2)
     words = ("--demo", "--max-loras", "1", "--max-cpu-loras", "1", "--port", "0")
     started = [
-        start_server(folder, *words, environ=SINGLE_THREAD | SCALE_OUT | published_at(port))
+        start_server(
+            folder, *words, environ=SINGLE_THREAD | SCALE_OUT | published_at(port), is_forked=True
+        )
         for port in ports
     ]
     try:

@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -257,7 +258,7 @@ def start(start_one: Any, front_ends: int = 1) -> RunningServer:
 @pytest.mark.vllm
 def test_storm_crosses_no_adapters(server_process: StartServer) -> None:
     """Half a minute of everything at once: every answer is that of the adapter named."""
-    server = start(server_process)
+    server = start(partial(server_process, is_forked=True))
     storm = asyncio.run(rage(server.url, 25, seed=int(time.time())))
     print(report(storm))
     assert not storm.wrong, server.process.describe()

@@ -9,7 +9,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ import pytest
 
 from integration.client import OpenStream, call, running_requests, wait_until
 from integration.conftest import RunningServer, ServerProcess, start_server
+from integration.forked_server import enter_network
 from integration.plain_model import plain_model
 from integration.server_exit_cleans_up import are_gone, survivors
 from lmi_vllm.features.nodes.follow import WORKER_ENDED
@@ -123,13 +123,14 @@ class Cluster:
             ip(f"-n {self.names[1]} link set lmi-b up")
 
     def _start(self, node: int, host: str, environ: dict[str, str]) -> ServerProcess:
-        launcher = ("ip", "netns", "exec", self.names[node], sys.executable)
-        server = start_server(
-            self.folder, "--host", host, "--port", "0",
-            environ=self.environ | environ, launcher=launcher,
-        )  # fmt: skip
-        self.started.append(server)
-        return server
+        def start() -> ServerProcess:
+            enter_network(os.open(f"/run/netns/{self.names[node]}", os.O_RDONLY))
+            words = ("--host", host, "--port", "0")
+            return start_server(self.folder, *words, environ=self.environ | environ, is_forked=True)
+
+        with ThreadPoolExecutor(1) as thread:  # the network is that of the thread that starts it
+            self.started.append(thread.submit(start).result())
+        return self.started[-1]
 
 
 @pytest.fixture
