@@ -7,6 +7,7 @@ kernel tells (`through`).
 import http.client
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -365,6 +366,7 @@ def test_a_drain_lets_both_finish(two: RunningServer) -> None:
     some = {**LONG, "parameters": {**LONG["parameters"], "max_new_tokens": 600}}
     open_streams = [stream(two.url, pid, some) for pid in pids]
     assert all(response.status == 200 for _, response in open_streams)
+    before = counted(two.url, "lmi_requests_total", route="/invocations", status="200")
     two.process.process.send_signal(signal.SIGTERM)
     assert wait_until(lambda: call(two.url, "/ping").status == 503, 5)
     for pid in pids:
@@ -375,6 +377,9 @@ def test_a_drain_lets_both_finish(two: RunningServer) -> None:
         assert b"generated_text" in response.read().splitlines()[-1]
         connection.close()
     assert two.process.wait_exit(20) == 0
+    # The last line counts those of both.
+    (answered,) = re.findall(r"ended: (\d+) requests answered", two.process.stderr)
+    assert int(answered) >= before + len(open_streams)
     assert not any(psutil.pid_exists(pid) for pid in pids)
 
 
@@ -424,7 +429,10 @@ def test_the_death_of_the_engine_reaches_both(server_process: StartServer) -> No
     assert wait_until(lambda: call(url, "/ping").status == 200, 60), server.describe()
     for pid in front_ends(server):
         assert ask(url, pid, "/invocations", SHORT).status == 200
+    connection, response = stream(url, server.process.pid, LONG)
     kill_others(server, 1 + SPARE_CLIENTS)
+    assert json.loads(response.read().splitlines()[-1])["code"] == 500
+    connection.close()
     assert server.wait_exit(30) == 1
     assert server.stderr.splitlines()[-1] == f"lmi-vllm: error: {reason}"
 

@@ -164,7 +164,7 @@ class Supervisor:
         for watch in watches:
             if not watch.cancelled():
                 return await self._end(engine, watch.result())
-        return FRONT_ENDS_DIED
+        return await self._end(engine, FRONT_ENDS_DIED)
 
     async def _end(self, engine: Engine, reason: str) -> str:
         """Kill an engine that still runs, so that pending requests are answered; return the reason.

@@ -105,7 +105,7 @@ class RequestCounter:
 
 @dataclass(slots=True)
 class RequestTotals:
-    """Counts the requests of inference that have ended in this process, for its last line."""
+    """Counts the requests of inference that have ended, for the server's last line."""
 
     answered: int = 0
     failed: int = 0  # refused ones, too
@@ -121,6 +121,18 @@ class RequestTotals:
             self.failed += 1
         else:
             self.answered += 1
+
+    def take(self) -> tuple[int, int, int]:
+        """Return the counts in the order of the fields, and begin again with zeros."""
+        taken = self.answered, self.failed, self.left
+        self.answered = self.failed = self.left = 0
+        return taken
+
+    def add(self, answered: int, failed: int, left: int) -> None:
+        """Add those of other processes."""
+        self.answered += answered
+        self.failed += failed
+        self.left += left
 
     def in_words(self, cut: int) -> str:
         """Return what is not zero, `cut` being those that the end cut off; empty for nothing."""

@@ -94,6 +94,8 @@ async def test_too_many_lost_processes_are_a_failure_of_the_engine(
     await running.became(State.PENDING)
     await running.clock.advance(RESTART_PAUSE_SECONDS)
     await running.became(State.HEALTHY)
+    # Requests in flight were answered first: those that are left run in the engine.
+    assert running.processes.asked == ["join", "engine died", "detach", "join"]
     assert len(engines.started) == 2
     assert engines.started[0].is_closed
     running.processes.failed.set()

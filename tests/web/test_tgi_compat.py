@@ -20,6 +20,7 @@ ADAPTER_IDS: dict[str, tuple[dict[str, Any], dict[str, str], str | None]] = {
         {},
         None,
     ),
+    "adapters null is none": ({"parameters": {"adapter_id": "a"}, "adapters": None}, {}, "a"),
     "header wins": (
         {"parameters": {"adapter_id": "a"}},
         {"X-Amzn-SageMaker-Adapter-Identifier": "b"},

@@ -159,6 +159,7 @@ class FrontEndGroup(ProcessGroup):
         ending, self._processes = self._processes, []
         await asyncio.gather(*(process.stop() for process in ending))
         self._starts.close()
+        self._service.telemetry.totals.add(*self._clients.counters.row(0).ends)
 
     def remove(self) -> None:
         """Remove the private folder and the shared metric files."""
@@ -244,6 +245,7 @@ async def _end_hanging(processes: Sequence[FrontEnd], counters: SharedCounters) 
             silent = counters.row(process.row).silent_seconds
             if process.is_serving.is_set() and silent > LIVENESS_SECONDS:
                 logger.error("front-end process %d hangs: it is ended", process.pid)
+                process.is_serving.clear()  # once: its end may take a while
                 process.kill()
 
 

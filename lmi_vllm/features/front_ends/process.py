@@ -209,6 +209,7 @@ class FrontEndProcess:
         while True:
             figures = self._model.figures()
             self._row.report_engine(figures.running, figures.steps, figures.not_finite)
+            self._row.add_ends(self._service.telemetry.totals.take())
             if figures.requests is not None and figures.requests != reported:
                 reported = figures.requests
                 self._channel.send(RunningRequests(reported))
@@ -224,6 +225,7 @@ class FrontEndProcess:
             await self._listeners.close()
         if self._forwarder is not None:
             await self._forwarder.close()
+        self._row.add_ends(self._service.telemetry.totals.take())
         await self._model.close()
 
 

@@ -3,6 +3,7 @@
 import mmap
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -10,8 +11,10 @@ from lmi_vllm.engine.base import OtherClients
 from lmi_vllm.inference.queue import QueueSlots
 
 # Of each process: slots, running requests, engine steps, time of the last report (monotonic ns),
-# requests whose numbers were not finite, slots that were ever taken.
-_FIELDS: Final = 6
+# requests whose numbers were not finite, slots that were ever taken; then the requests that have
+# ended in it: answered, failed, left by their clients.
+_FIELDS: Final = 9
+_ENDS: Final = 6
 _BYTES: Final = 8
 
 
@@ -90,8 +93,18 @@ class CounterRow(OtherClients, QueueSlots):
         """Number of requests to the base model with NaN or infinite logits, over all processes."""
         return self._sum(4)
 
+    def add_ends(self, ends: Sequence[int]) -> None:
+        """Add requests that have ended in this process: see `RequestTotals.take`."""
+        for field, count in enumerate(ends, self._first + _ENDS):
+            self._numbers[field] += count
+
+    @property
+    def ends(self) -> Sequence[int]:
+        """Requests that have ended, as `add_ends` has them, over all processes."""
+        return [self._sum(field) for field in range(_ENDS, _FIELDS)]
+
     def clear(self) -> None:
-        """Release the slots of a process that has ended; its steps stay in the sum."""
+        """Release the slots of a process that has ended; its steps and ended requests stay in the sums."""
         self._numbers[self._first] = self._numbers[self._first + 1] = 0
 
     def _sum(self, field: int) -> int:

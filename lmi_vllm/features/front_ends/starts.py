@@ -1,7 +1,7 @@
 """How the other front-end processes begin: forked by their template, or spawned."""
 
 import asyncio
-import contextlib
+import ctypes
 import logging
 import os
 import signal
@@ -14,8 +14,8 @@ from lmi_vllm.engine.vllm.factory import why_not_forked
 from lmi_vllm.features.front_ends.template import (
     NOT_FORKED,
     PROGRAM,
-    Kind,
-    Message,
+    REPLY,
+    REQUEST,
     fork_template,
 )
 
@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 # A forked process has everything imported. One that takes longer waits for what it cannot get.
 BEGIN_SECONDS: Final = 60.0
+_UNKNOWN_CODE: Final = 255  # as asyncio has it
+_PR_SET_CHILD_SUBREAPER: Final = 36  # linux/prctl.h
 
 
 class FrontEndChild(Protocol):
@@ -65,12 +67,13 @@ class Template:
         """Fork it.
 
         Raises:
-            OSError: there is no room for another process.
+            OSError: there is no room for another process, or the kernel has not what it takes.
         """
+        os.close(os.pidfd_open(os.getpid()))
+        _adopt_orphans(False)
         self.has_ended = False
         self._pid, self._control = fork_template()
         self._asked: deque[asyncio.Future[int]] = deque()
-        self._running: dict[int, asyncio.Future[int]] = {}
         asyncio.get_running_loop().add_reader(self._control, self._read)
 
     async def fork(self, end: socket.socket) -> "ForkedFrontEnd":
@@ -81,18 +84,17 @@ class Template:
         """
         forked: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._asked.append(forked)
-        self._send(Message(Kind.FORK), end.fileno())
+        _adopt_orphans(True)
+        try:
+            socket.send_fds(self._control, [REQUEST], [end.fileno()])
+        except OSError:
+            self._lose()
         if (pid := await forked) == NOT_FORKED:
             raise NotForkedError
-        return ForkedFrontEnd(pid, self, self._running[pid])
-
-    def ask(self, message: Message) -> None:
-        """Ask it to kill a front end, or to tell its end; nothing where both have ended."""
-        with contextlib.suppress(NotForkedError):
-            self._send(message)
+        return ForkedFrontEnd(pid)
 
     def close(self) -> None:
-        """End it, and with it every front end that it has forked; may be called twice."""
+        """End it; front ends stay. May be called twice."""
         if self.has_ended:
             return
         self.has_ended = True
@@ -100,41 +102,29 @@ class Template:
         self._control.close()
         os.kill(self._pid, signal.SIGKILL)  # our child: its number is its own until the next line
         os.waitpid(self._pid, 0)
-        for forked in self._asked:
-            if not forked.done():
-                forked.set_exception(NotForkedError())
-        for ended in self._running.values():  # the kernel ends them with it
-            if not ended.done():
-                ended.set_result(-signal.SIGKILL)
-
-    def _send(self, message: Message, *descriptors: int) -> None:
-        try:
-            socket.send_fds(self._control, [message.packed()], descriptors)
-        except OSError as error:
-            self._lose()
-            raise NotForkedError from error
+        while self._asked:
+            self._tell(NOT_FORKED)
 
     def _read(self) -> None:
         try:
-            text = self._control.recv(64)
+            text = self._control.recv(REPLY.size)
         except BlockingIOError:
             return
         except OSError:
             text = b""
-        if not text:
+        if text:
+            self._tell(*REPLY.unpack(text))
+        else:
             self._lose()
-            return
-        message = Message.read(text)
-        if message.kind is Kind.FORKED:
-            ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-            self._running[message.pid] = ended
-            if not (forked := self._asked.popleft()).done():
-                forked.set_result(message.pid)
-            else:  # who asked is gone
-                self.ask(Message(Kind.KILL, message.pid))
-                self.ask(Message(Kind.WAIT, message.pid))
-        elif not (ended := self._running.pop(message.pid)).done():
-            ended.set_result(message.code)
+
+    def _tell(self, pid: int) -> None:
+        forked = self._asked.popleft()
+        if not self._asked:
+            _adopt_orphans(False)
+        if not forked.done():
+            forked.set_result(pid)
+        elif pid != NOT_FORKED:  # who asked is gone
+            ForkedFrontEnd(pid).kill()
 
     def _lose(self) -> None:
         if not self.has_ended:
@@ -142,22 +132,43 @@ class Template:
             self.close()
 
 
-class ForkedFrontEnd:
-    """A front end that the template has forked, and waits for."""
+def _adopt_orphans(is_wanted: bool) -> None:
+    """Say whether processes below this one are handed to it when their parents end.
 
-    def __init__(self, pid: int, template: Template, ended: "asyncio.Future[int]") -> None:
+    Only while one is forked: other orphans would stay here, ended and never waited for.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_CHILD_SUBREAPER, int(is_wanted), 0, 0, 0):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+class ForkedFrontEnd:
+    """A front end that the template has forked: a child of this process."""
+
+    def __init__(self, pid: int) -> None:
         self.pid = pid
-        self.ended = ended  # its exit code, once `wait` was called
-        self._template = template
+        self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._descriptor = os.pidfd_open(pid)
+        asyncio.get_running_loop().add_reader(self._descriptor, self._reap)
 
     def kill(self) -> None:
-        """Have the template send SIGKILL: it knows whether the number is still this process's."""
-        self._template.ask(Message(Kind.KILL, self.pid))
+        """Send SIGKILL, unless its end was seen: its number may be another's by then."""
+        if not self.ended.done():
+            os.kill(self.pid, signal.SIGKILL)
 
     async def wait(self) -> int:
         """Return the exit code once it has ended; see `FrontEndChild.wait`."""
-        self._template.ask(Message(Kind.WAIT, self.pid))
         return await asyncio.shield(self.ended)
+
+    def _reap(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._descriptor)
+        os.close(self._descriptor)
+        try:
+            code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        except ChildProcessError:  # a library waits for every child of this process
+            code = _UNKNOWN_CODE
+        self.ended.set_result(code)
 
 
 class FrontEndStarts:
@@ -203,7 +214,7 @@ class FrontEndStarts:
 
 
 async def _end_late(process: ForkedFrontEnd, template: Template, has_begun: asyncio.Event) -> None:
-    """End a forked process that does not begin, and the template: so would the next one not."""
+    """End a forked process that does not begin, and the template: the next would not, either."""
     begun = asyncio.create_task(has_begun.wait())
     waited: set[asyncio.Future[Any]] = {begun, process.ended}
     await asyncio.wait(waited, timeout=BEGIN_SECONDS, return_when=asyncio.FIRST_COMPLETED)
@@ -214,6 +225,7 @@ async def _end_late(process: ForkedFrontEnd, template: Template, has_begun: asyn
             "spawned, as with VLLM_WORKER_MULTIPROC_METHOD=spawn",
             process.pid,
         )
+        process.kill()
         template.close()
 
 

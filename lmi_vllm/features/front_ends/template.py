@@ -3,6 +3,9 @@
 The server forks it before its engine starts. It has one thread, and nothing of the server's that a
 fork does not survive: no event loop, no socket, no handler of signals. So it can fork another
 front end hours later, when the server has threads and connections.
+
+A front end is forked by a process that ends at once, and the kernel hands it to the server: so it
+is the server's own child, and does not depend on the template.
 """
 
 import asyncio
@@ -12,16 +15,15 @@ import gc
 import importlib
 import logging
 import os
-import select
 import signal
 import socket
 import struct
 import sys
+import time
 import traceback
 from collections.abc import Callable, Collection
-from enum import IntEnum
 from multiprocessing import resource_tracker
-from typing import Final, NamedTuple, NoReturn
+from typing import Final, NoReturn
 
 from lmi_vllm.engine.vllm.factory import renew_random_numbers
 from lmi_vllm.engine.vllm.processes import close_all_but, end_with_parent
@@ -31,37 +33,10 @@ TITLE: Final = "lmi-vllm::"  # as vLLM names its processes: VLLM::EngineCore
 TEMPLATE_NAME: Final = "front-end-template"
 FRONT_END_NAME: Final = "front-end"
 NOT_FORKED: Final = -1  # instead of a process id: there is no room for another
-_MESSAGE: Final = struct.Struct("!iii")
-_REAP_SECONDS: Final = 0.02  # between two looks at a process that was killed
+REQUEST: Final = b"f"  # to the template, with a descriptor: the new process's end of its channel
+REPLY: Final = struct.Struct("!i")  # its process id, once it is the server's child
+_HANDED_OVER_SECONDS: Final = 0.001  # between two looks at whose child a new process is
 _STANDARD: Final = (0, 1, 2)
-
-
-class Kind(IntEnum):
-    """Of a message: `FORK`, `KILL` and `WAIT` ask the template, which replies with the others."""
-
-    FORK = 1  # with a descriptor, the new process's end of its channel
-    KILL = 2
-    WAIT = 3
-    FORKED = 4
-    ENDED = 5
-
-
-class Message(NamedTuple):
-    """A message to the template or from it; `pid` is a front end's."""
-
-    kind: Kind
-    pid: int = 0
-    code: int = 0  # of its end, as `os.waitstatus_to_exitcode` has it
-
-    def packed(self) -> bytes:
-        """Return it as one datagram."""
-        return _MESSAGE.pack(*self)
-
-    @classmethod
-    def read(cls, text: bytes) -> "Message":
-        """Return the message of a datagram."""
-        kind, pid, code = _MESSAGE.unpack(text)
-        return cls(Kind(kind), pid, code)
 
 
 def fork_template() -> tuple[int, socket.socket]:
@@ -107,10 +82,12 @@ def _be_template(control: socket.socket, server: int, signals: Collection[int]) 
     _forget_server(control.fileno())
     signal.pthread_sigmask(signal.SIG_SETMASK, signals)
     _name_process(TEMPLATE_NAME)
-    template = os.getpid()
-    if (channel := _Forks(control).serve()) is None:
+    if (found := _serve(control)) is None:
         return
-    end_with_parent(template)  # the kernel ends both with the server
+    channel, parent = found
+    while os.getppid() == parent:  # it is about to end
+        time.sleep(_HANDED_OVER_SECONDS)
+    end_with_parent(server)
     os.setsid()
     _name_process(FRONT_END_NAME)
     renew_random_numbers()
@@ -142,64 +119,54 @@ def _forget_server(kept: int) -> None:
     sys.stderr = os.fdopen(2, "w", 1, "utf-8", errors="backslashreplace", closefd=False)
 
 
-class _Forks:
-    """The front ends that the template has forked, and has to wait for."""
+def _serve(control: socket.socket) -> tuple[int, int] | None:
+    """Fork as the server asks; returns None once the server is gone.
 
-    def __init__(self, control: socket.socket) -> None:
-        self._control = control
-        self._running: set[int] = set()
-        self._waited: set[int] = set()
-
-    def serve(self) -> int | None:
-        """Fork, kill and wait as the server asks; returns None once the server is gone.
-
-        In each new process it returns the descriptor that came with the request.
-        """
-        while True:
-            seconds = _REAP_SECONDS if self._waited else None
-            asked = select.select([self._control], [], [], seconds)[0]
-            self._reap()
-            if not asked:
-                continue
-            text, descriptors, _, _ = socket.recv_fds(self._control, _MESSAGE.size, 1)
-            if not text:
-                return None
-            message = Message.read(text)
-            if message.kind is not Kind.FORK:
-                self._end(message)
-            elif (pid := _fork()) == 0:
-                self._control.close()
-                return descriptors[0]
-            else:
-                os.close(descriptors[0])
-                self._running |= {pid} - {NOT_FORKED}
-                self._tell(Message(Kind.FORKED, pid))
-
-    def _end(self, message: Message) -> None:
-        if message.pid not in self._running:
-            return  # its number may be another process's by now
-        if message.kind is Kind.KILL:
-            os.kill(message.pid, signal.SIGKILL)
-        else:
-            self._waited.add(message.pid)
-
-    def _reap(self) -> None:
-        for pid in tuple(self._waited):
-            found, status = os.waitpid(pid, os.WNOHANG)
-            if found:
-                self._waited.remove(pid)
-                self._running.remove(pid)
-                self._tell(Message(Kind.ENDED, pid, os.waitstatus_to_exitcode(status)))
-
-    def _tell(self, message: Message) -> None:
-        self._control.send(message.packed())
+    In each new process it returns the descriptor that came with the request, and the process that
+    forked it.
+    """
+    while True:
+        text, descriptors, _, _ = socket.recv_fds(control, len(REQUEST), 1)
+        if not text:
+            return None
+        pid, parent = _fork_apart()
+        if pid == 0:
+            control.close()
+            return descriptors[0], parent
+        os.close(descriptors[0])
+        control.send(REPLY.pack(pid))
 
 
-def _fork() -> int:
+def _fork_apart() -> tuple[int, int]:
+    """Fork a process that is not our child.
+
+    Returns its process id, or NOT_FORKED, once it has been handed over. In the new process it
+    returns 0 and the process that forked it.
+    """
+    reader, writer = os.pipe()
     try:
-        return os.fork()
+        between = os.fork()
     except OSError:
-        return NOT_FORKED
+        os.close(reader)
+        os.close(writer)
+        return NOT_FORKED, 0
+    if between == 0:
+        parent = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError:
+            pid = NOT_FORKED
+        if pid != 0:
+            os.write(writer, REPLY.pack(pid))
+            os._exit(0)
+        os.close(reader)
+        os.close(writer)
+        return 0, parent
+    os.close(writer)
+    told = os.read(reader, REPLY.size)
+    os.close(reader)
+    os.waitpid(between, 0)  # from here on its child is the server's
+    return REPLY.unpack(told)[0] if told else NOT_FORKED, 0
 
 
 def _name_process(name: str) -> None:

@@ -145,14 +145,26 @@ WITHOUT_EFFECT: Final = (
 )
 
 
+# One parameter each: the first name counts. `max_new_tokens` and `max_tokens` are two fields.
+_TWO_NAMES: Final = (("min_new_tokens", "min_tokens"), ("ignore_eos_token", "ignore_eos"))
+
+
 def parse_parameters(raw: Mapping[str, Any]) -> GenerationParameters:
     """Return the validated parameters.
 
     Raises:
         PayloadError: names each parameter at fault and what is allowed.
     """
+    values = dict(raw)
+    for name, other in _TWO_NAMES:
+        if name not in values or other not in values:
+            continue
+        if values[name] is None:  # null counts as missing
+            del values[name]
+        elif (unread := values.pop(other)) not in (None, values[name]):
+            values[f"{other} beside {name}"] = unread
     try:
-        return GenerationParameters.model_validate(dict(raw))
+        return GenerationParameters.model_validate(values)
     except ValidationError as error:
         raise PayloadError("; ".join(_problems(error))) from None
 
@@ -180,6 +192,8 @@ def unread_names(parameters: GenerationParameters) -> Sequence[str]:
     for name in WITHOUT_EFFECT:
         if getattr(parameters, name) is not None:
             ignored.append(name)
+    if parameters.max_tokens not in (None, parameters.max_new_tokens or parameters.max_tokens):
+        ignored.append("max_tokens beside max_new_tokens")
     if parameters.length_penalty is not None and (parameters.num_beams or 1) == 1:
         ignored.append("length_penalty")
     return [*(parameters.model_extra or {}), *ignored]

@@ -207,9 +207,8 @@ def sampling_fields(
             f"parameters.min_new_tokens: {least} is more than max_new_tokens ({wanted})"
         )
     fields["max_tokens"] = wanted
-    stop = list(dict.fromkeys([*(parameters.stop_sequences or ()), *(parameters.stop or ())]))
-    if stop:
-        fields["stop"] = _full_strings(stop)
+    if stop := _stop_strings(parameters):
+        fields["stop"] = stop
     if parameters.logit_bias is not None:
         fields["logit_bias"] = _logit_bias(parameters.logit_bias)
     if (constraint := structured_outputs(given)) is not None:
@@ -217,10 +216,11 @@ def sampling_fields(
     return fields
 
 
-def _full_strings(stop: list[str]) -> list[str]:
-    if "" in stop:
-        raise PayloadError("parameters.stop_sequences: an empty stop string is not allowed")
-    return stop
+def _stop_strings(parameters: GenerationParameters) -> list[str]:
+    for name in ("stop_sequences", "stop"):
+        if "" in (getattr(parameters, name) or ()):
+            raise PayloadError(f"parameters.{name}: an empty stop string is not allowed")
+    return list(dict.fromkeys([*(parameters.stop_sequences or ()), *(parameters.stop or ())]))
 
 
 def _logit_bias(raw: Mapping[str, float]) -> dict[int, float]:

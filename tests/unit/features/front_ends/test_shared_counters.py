@@ -32,8 +32,11 @@ def test_rows_add_up_and_an_ended_process_frees_its_slots(tmp_path: Path) -> Non
     assert (first.total, second.running_requests, first.steps) == (5, 5, 78)
     assert second.silent_seconds < 5
     assert counters.row(2).silent_seconds > 0  # has never reported
+    second.add_ends((5, 1, 0))
     second.clear()
     assert (first.total, first.running_requests, first.steps) == (2, 1, 78)
+    second.add_ends((1, 0, 2))
+    assert [*first.ends] == [6, 1, 2]
     counters.close()
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
+from integration.processes_of_a_server import template_of
 from lmi_vllm.features.front_ends import starts, template
 from lmi_vllm.features.front_ends.starts import FrontEndChild, FrontEndStarts
 from lmi_vllm.telemetry.log_handler import QueuedHandler
@@ -107,8 +108,7 @@ async def test_forked_process_begins_as_a_new_interpreter_does() -> None:
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
     loop.remove_signal_handler(signal.SIGHUP)
     report = one.report
-    assert report["parent"] == two.report["parent"] != os.getpid()
-    assert psutil.Process(report["parent"]).ppid() == os.getpid()
+    assert report["parent"] == two.report["parent"] == os.getpid()
     assert report["session"] == one.process.pid
     assert (report["handlers"], report["blocked"]) == ([], sorted(before))
     assert (report["ignored"], report["wakeup"], report["loop"]) == (True, -1, False)
@@ -118,6 +118,7 @@ async def test_forked_process_begins_as_a_new_interpreter_does() -> None:
 
 async def test_ends_are_told_as_they_were(begun: FrontEndStarts) -> None:
     """With its own code, or by the signal; another one is forked by the same template."""
+    template_pid = only_template().pid
     one, two = await begin(begun), await begin(begun)
     one.channel.close()
     assert await ended(one.process) == 7
@@ -125,11 +126,31 @@ async def test_ends_are_told_as_they_were(begun: FrontEndStarts) -> None:
     assert await ended(two.process) == -signal.SIGKILL
     assert await ended(two.process) == -signal.SIGKILL
     two.process.kill()  # its number may be another's: nothing is sent
-    another = await begin(begun)
-    assert another.report["parent"] == one.report["parent"]
+    await begin(begun)
+    assert only_template().pid == template_pid
 
 
-async def test_what_the_template_forked_ends_with_it(
+def only_template() -> psutil.Process:
+    """Return the template that this process has forked."""
+    found = template_of(os.getpid())
+    assert found is not None
+    return found
+
+
+async def test_nothing_of_other_processes_is_left_here(begun: FrontEndStarts) -> None:
+    """Only a front end is handed over, and only while one is forked."""
+    await begin(begun)
+    orphaning = "import os, time; print(os.fork() or time.sleep(30), flush=True)"
+    with psutil.Popen([sys.executable, "-c", orphaning], stdout=-1, text=True) as between:
+        orphan = psutil.Process(int(between.stdout.readline()))
+        between.wait(SECONDS)
+        try:
+            assert orphan.ppid() != os.getpid()
+        finally:
+            orphan.kill()
+
+
+async def test_what_the_template_forked_outlives_it(
     begun: FrontEndStarts, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """And further ones are spawned."""
@@ -140,16 +161,15 @@ async def test_what_the_template_forked_ends_with_it(
 
     monkeypatch.setattr(starts, "_spawn", spawn)
     one = await begin(begun)
-    seen = psutil.Process(one.process.pid)
-    os.kill(one.report["parent"], signal.SIGKILL)
-    assert await ended(one.process) == -signal.SIGKILL
-    seen.wait(SECONDS)
-    assert "the template of front-end processes has ended: others are spawned" in caplog.text
+    only_template().kill()
     ours, theirs = socket.socketpair()
     with ours, theirs:
         await begun.start(theirs, asyncio.Event())
     assert spawned == [theirs]
+    assert "the template of front-end processes has ended: others are spawned" in caplog.text
     begun.close()
+    one.channel.close()
+    assert await ended(one.process) == 7
 
 
 @pytest.mark.parametrize("cause", ["reason", "no room for the template", "no room"])
@@ -170,7 +190,7 @@ async def test_where_none_is_forked_it_is_spawned(
     if cause == "reason":
         monkeypatch.setattr(starts, "why_not_forked", lambda: "threads of gRPC run here")
     elif cause == "no room":
-        monkeypatch.setattr(template, "_fork", lambda: template.NOT_FORKED)
+        monkeypatch.setattr(template, "_fork_apart", lambda: (template.NOT_FORKED, 0))
     else:
         monkeypatch.setattr(starts, "fork_template", fail)
     made = FrontEndStarts()
@@ -240,7 +260,7 @@ async def test_lock_of_a_thread_that_logs_holds_no_child(tmp_path: Path) -> None
 
 
 def test_server_that_is_killed_takes_all_along() -> None:
-    """The kernel ends the template with the server, and the front ends with the template.
+    """The kernel ends the template and the front ends with the server.
 
     Their sockets stay open: the engine was forked in between, and has copies of the other ends.
     """
@@ -260,7 +280,7 @@ async def main():
         time.sleep({SECONDS})
         os._exit(0)
     pids = (one.process.pid for one in found)
-    print(engine, found[0].report["parent"], *pids, flush=True)
+    print(engine, here.only_template().pid, *pids, flush=True)
     await asyncio.sleep({SECONDS})
 asyncio.run(main())
 """
