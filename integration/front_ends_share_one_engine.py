@@ -429,10 +429,9 @@ def test_the_death_of_the_engine_reaches_both(server_process: StartServer) -> No
     assert wait_until(lambda: call(url, "/ping").status == 200, 60), server.describe()
     for pid in front_ends(server):
         assert ask(url, pid, "/invocations", SHORT).status == 200
-    connection, response = stream(url, server.process.pid, LONG)
+    _, response = stream(url, server.process.pid, LONG)
     kill_others(server, 1 + SPARE_CLIENTS)
     assert json.loads(response.read().splitlines()[-1])["code"] == 500
-    connection.close()
     assert server.wait_exit(30) == 1
     assert server.stderr.splitlines()[-1] == f"lmi-vllm: error: {reason}"
 
