@@ -104,7 +104,7 @@ class CounterRow(OtherClients, QueueSlots):
         return [self._sum(field) for field in range(_ENDS, _FIELDS)]
 
     def clear(self) -> None:
-        """Release the slots of a process that has ended; its steps and ended requests stay in the sums."""
+        """Release the slots of a process that has ended; its steps and ended requests stay."""
         self._numbers[self._first] = self._numbers[self._first + 1] = 0
 
     def _sum(self, field: int) -> int:
