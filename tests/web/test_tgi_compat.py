@@ -20,7 +20,11 @@ ADAPTER_IDS: dict[str, tuple[dict[str, Any], dict[str, str], str | None]] = {
         {},
         None,
     ),
-    "adapters null is none": ({"parameters": {"adapter_id": "a"}, "adapters": None}, {}, "a"),
+    "adapters null is the base": (
+        {"parameters": {"adapter_id": "a"}, "adapters": None},
+        {},
+        None,
+    ),
     "header wins": (
         {"parameters": {"adapter_id": "a"}},
         {"X-Amzn-SageMaker-Adapter-Identifier": "b"},

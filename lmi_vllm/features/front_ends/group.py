@@ -68,6 +68,8 @@ class FrontEndGroup(ProcessGroup):
         self._settings: Settings | None = None
         self._setup: ProcessSetup | None = None
         self._join_message: JoinEngine | None = None
+        self._joined = asyncio.Event()  # by one more process
+        self._ending = "no process could be started"  # of the one that ended last
         service.telemetry.series = series_of_all
         service.queue.share(self._clients.counters.row(0))
         service.queue.on_end.append(lambda: self._broadcast(CancelRequests()))
@@ -108,7 +110,7 @@ class FrontEndGroup(ProcessGroup):
         """Let the processes join the engine; returns once all of them answer requests.
 
         Raises:
-            EngineStartError: one of them could not.
+            EngineStartError: more of them ended than can be replaced.
         """
         if self._settings is None:
             raise RuntimeError("begin() must be called first")
@@ -130,11 +132,26 @@ class FrontEndGroup(ProcessGroup):
             first=self.first_socket,
             limit=self._service.queue.limit,
         )
-        try:
-            await asyncio.gather(*(self._join(process) for process in self._processes))
-        except ProcessEndedError as error:
-            raise start_error(f"a front-end process did not start: {error}") from error
+        await asyncio.gather(*map(self._join_or_end, self._processes))
+        await self._complete()
         logger.info("%d front-end processes answer at %s", self._count, self._address.url())
+
+    async def _complete(self) -> None:
+        """Return once all processes serve, also those that took the place of others."""
+        serving = asyncio.create_task(self._all_serve())
+        failing = asyncio.create_task(self.failed.wait())
+        try:
+            await asyncio.wait((serving, failing), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            serving.cancel()
+            failing.cancel()
+        if not serving.done():
+            raise start_error(f"a front-end process did not start: {self._ending}")
+
+    async def _all_serve(self) -> None:
+        while sum(one.is_serving.is_set() for one in self._processes) < self._count - 1:
+            self._joined.clear()
+            await self._joined.wait()
 
     def engine_died(self) -> None:
         """Have each process end its requests in the engine."""
@@ -169,10 +186,13 @@ class FrontEndGroup(ProcessGroup):
 
     def _start_missing(self) -> list[FrontEnd]:
         """Start as many processes as there should be, and return them."""
-        started = [
-            FrontEnd(self._first, self._clients.take(), self._starts.start)
-            for _ in range(self._count - 1 - len(self._processes))
-        ]
+        started: list[FrontEnd] = []
+        while len(self._processes) + len(started) < self._count - 1:
+            if self._clients.is_exhausted:
+                logger.error("no further front-end process can be started over this engine")
+                self.failed.set()
+                break
+            started.append(FrontEnd(self._first, self._clients.take(), self._starts.start))
         self._processes += started
         for process in started:
             task = asyncio.create_task(self._run(process))
@@ -195,16 +215,15 @@ class FrontEndGroup(ProcessGroup):
         if process not in self._processes:
             return  # it was stopped on purpose
         logger.error("front-end process %d ended with %s", process.pid, process.ending)
+        self._ending = process.ending
         self._processes.remove(process)
         if self._join_message is None or self._first.state().state is State.DRAINING:
             return  # `begin` or `join` starts another; a drain is over before it could serve
-        if self._clients.is_exhausted:
-            logger.error("it was the last that could be replaced")
-            self.failed.set()
-            return
-        for another in self._start_missing():
-            with contextlib.suppress(ProcessEndedError):  # its own `_run` logs that and replaces it
-                await self._join(another)
+        await asyncio.gather(*map(self._join_or_end, self._start_missing()))
+
+    async def _join_or_end(self, process: FrontEnd) -> None:
+        with contextlib.suppress(ProcessEndedError):  # its own `_run` logs that and replaces it
+            await self._join(process)
 
     async def _join(self, process: FrontEnd) -> None:
         await process.wait_for(process.imported)
@@ -218,6 +237,7 @@ class FrontEndGroup(ProcessGroup):
         process.channel.send(self._first.state())
         await process.send_adapters(self._first.adapters, engine.shared_adapters, 0.0)
         process.is_serving.set()
+        self._joined.set()
 
     async def publish(self, adapters: Collection[Adapter], timeout_seconds: float) -> None:
         """Send every process this list to route by; one that does not reply is killed."""

@@ -24,7 +24,7 @@ def with_named(
     """
     parameters = payload.get("parameters")
     is_lmi = "inputs" in payload or (is_hooked and _OTHER_INPUTS.isdisjoint(payload))
-    if payload.get("adapters") is not None or not is_lmi or not isinstance(parameters, dict):
+    if "adapters" in payload or not is_lmi or not isinstance(parameters, dict):
         return payload
     if profile.enable_lora or profile.tgi_compat:
         for name in NAMES_OF_ADAPTERS:

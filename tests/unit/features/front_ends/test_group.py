@@ -1,14 +1,24 @@
 """When a front-end process that has ended is replaced."""
 
+import asyncio
 import logging
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import pytest
 
-from lmi_vllm.features.front_ends.group import FrontEndGroup
-from lmi_vllm.inference.lifecycle import State
+from lmi_vllm.errors import EngineStartError
+from lmi_vllm.features.front_ends import group as group_module
+from lmi_vllm.features.front_ends.channel import JoinEngine
+from lmi_vllm.features.front_ends.group import SPARE_CLIENTS, FrontEndGroup
+from lmi_vllm.features.front_ends.handle import ProcessEndedError
+from lmi_vllm.features.front_ends.starts import FrontEndStarts
+from lmi_vllm.inference.lifecycle import Lifecycle, State
+from lmi_vllm.inference.queue import RequestQueue
+from lmi_vllm.inference.service import InferenceService
+from lmi_vllm.messages import EngineArguments, ServingProfile
+from tests.support.assembled import load_settings
 
 
 @dataclass(frozen=True)
@@ -42,7 +52,70 @@ async def test_process_that_ends_in_a_drain_is_not_replaced(
         _clients=SimpleNamespace(counters=SimpleNamespace(row=lambda _: row), is_exhausted=False),
         _first=SimpleNamespace(state=lambda: SimpleNamespace(state=state)),
         _start_missing=start_missing,
+        _join_or_end=None,  # nothing was started
     )
     await FrontEndGroup._run(cast("Any", group), cast("Any", process))
     assert started == (["another"] if state is State.HEALTHY else [])
     assert "front-end process 7 ended with signal 9" in caplog.text
+
+
+class Beside:
+    """A process that joins at once, or dies of it where its row is in `dying`."""
+
+    dying: ClassVar[set[int]] = set()
+
+    def __init__(self, _first: object, row: int, _start: object) -> None:
+        self.row = self.pid = row
+        self.ending, self.is_routed = "signal 9", False
+        self.imported, self.joined, self.is_serving, self._over = (asyncio.Event() for _ in "abcd")
+        self.imported.set()
+        self.channel = SimpleNamespace(send=self.send)
+
+    async def run(self, _: object) -> None:
+        """Run until it dies."""
+        await self._over.wait()
+
+    async def wait_for(self, event: asyncio.Event) -> None:
+        """Wait as the real one does."""
+        ends = [asyncio.create_task(one.wait()) for one in (event, self._over)]
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        for end in ends:
+            end.cancel()
+        if not event.is_set():
+            raise ProcessEndedError(self.ending)
+
+    def send(self, message: object) -> None:
+        """Join, or die."""
+        if isinstance(message, JoinEngine):
+            (self._over if self.row in self.dying else self.joined).set()
+
+    async def send_adapters(self, *_: object) -> None:
+        """Take them."""
+
+
+@pytest.mark.parametrize("dying", [set(), {1}, {1, 2, 3}, {1, 2, 3, 4}])
+async def test_process_that_dies_while_it_joins_is_replaced(
+    dying: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three times; then the start fails, and says how the last one ended."""
+    monkeypatch.setattr(group_module, "FrontEnd", Beside)
+    monkeypatch.setattr(FrontEndStarts, "begin", lambda _: None)
+    monkeypatch.setattr(Beside, "dying", dying)
+    group = FrontEndGroup(3, InferenceService(RequestQueue(Lifecycle())), {})
+    settings = load_settings({"HF_MODEL_ID": "a/b"})
+    group.begin(settings, EngineArguments({}))
+    group.new_clients()
+    engine = SimpleNamespace(
+        complete=lambda client: client, arguments=EngineArguments({}), shared_adapters=(), task="x"
+    )
+    profile = ServingProfile(model_name="demo")
+    joining = group.join(cast("Any", engine), profile, cast("Any", ()))
+    async with asyncio.timeout(10):
+        if len(dying) > SPARE_CLIENTS:
+            with pytest.raises(EngineStartError, match="did not start: signal 9"):
+                await joining
+        else:
+            await joining
+            rows = [one.row for one in group._processes]
+            assert rows == sorted({1, 2, 3, 4, 5} - dying)[:2]
+    group.remove()
