@@ -30,8 +30,11 @@ def end_on_signals(*, is_serving: bool = False) -> None:
         end_children()
         os._exit(0 if is_serving else _FIRST_CODE + number)
 
+    # A shell ignores SIGINT of what a script starts with `&`. A server is ended by it all the same.
+    usual = {signal.SIG_DFL, signal.default_int_handler}
     for number in (*_ENDING, signal.SIGINT) if is_serving else _ENDING:
-        if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+        before = signal.getsignal(number)
+        if before in usual or (number, before) == (signal.SIGINT, signal.SIG_IGN):
             signal.signal(number, end)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)  # what came before this is handled now
 

@@ -88,7 +88,8 @@ async def _serve_until_stopped(
             at_last.start()
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # below nohup
+        # Not below nohup. A script that starts it with `&` ignores SIGINT, too: see signals.py.
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
             loop.add_signal_handler(number, begin_end)
     own, choices = assembled.configuration.translator.engines, assembled.parts.engines
     factory = engine_factory(engine_kind, environ, os.environ, _log_format(settings), own, choices)

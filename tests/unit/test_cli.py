@@ -68,13 +68,20 @@ def test_variables_are_set_before_their_library_is_imported() -> None:
     assert done.stdout.split() == ["True", "True", "False"]
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
-def test_a_server_that_is_still_imported_ends_with_a_line(name: str) -> None:
-    """Ctrl-C in the first second was a traceback and no exit code 0."""
-    # As at a terminal: below `nohup` or a shell's `&` it would stay ignored.
+@pytest.mark.parametrize(
+    ("name", "before"),
+    [
+        ("SIGINT", "default_int_handler"),
+        ("SIGINT", "SIG_IGN"),
+        ("SIGTERM", "SIG_DFL"),
+        ("SIGHUP", "SIG_DFL"),
+    ],
+)
+def test_a_server_that_is_still_imported_ends_with_a_line(name: str, before: str) -> None:
+    """Ctrl-C in the first second was a traceback and no exit code 0; a shell's `&` ignores it."""
     code = (
         "import os, signal; from lmi_vllm.signals import end_on_signals; "
-        f"signal.signal(signal.{name}, signal.SIG_DFL); "
+        f"signal.signal(signal.{name}, signal.{before}); "
         f"end_on_signals(is_serving=True); os.kill(os.getpid(), signal.{name}); signal.pause()"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)  # noqa: PLW1510
