@@ -101,7 +101,7 @@ def run() -> Iterator[LoopThread]:
 def start_demo_engine(run: LoopThread, *, grammar_timeout: float = 5, **changes: object) -> Engine:
     """Return a running vLLM over the embedded model."""
     pytest.importorskip("vllm", reason="needs vLLM: make setup installs it")
-    from lmi_vllm.engine.vllm.engine import start_vllm_engine  # noqa: PLC0415 (imports vLLM)
+    from lmi_vllm.engine.vllm.factory import start_vllm_engine  # noqa: PLC0415 (imports vLLM)
 
     import_engine_modules()
     arguments = EngineArguments(DEMO_ARGUMENTS | changes)

@@ -10,7 +10,6 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import replace
 from typing import Any, Final
@@ -31,8 +30,7 @@ from lmi_vllm.engine.vllm.async_llm import (
     engine_processes,
 )
 from lmi_vllm.engine.vllm.bridge import Bridge
-from lmi_vllm.engine.vllm.client_parts import EngineParts
-from lmi_vllm.engine.vllm.configuration import VllmArguments, cache_environment, release_environment
+from lmi_vllm.engine.vllm.configuration import cache_environment, release_environment
 from lmi_vllm.engine.vllm.engine_calls import LoadedAdapter
 from lmi_vllm.engine.vllm.engine_processes import EngineProcesses
 from lmi_vllm.engine.vllm.jobs import JobRunner, PromptTokenizer
@@ -41,20 +39,18 @@ from lmi_vllm.engine.vllm.names import (
 )
 from lmi_vllm.engine.vllm.openai import VllmOpenAI
 from lmi_vllm.engine.vllm.processes import in_own_thread
-from lmi_vllm.engine.vllm.start import ERRORS, start_vllm
+from lmi_vllm.engine.vllm.start import ERRORS
 from lmi_vllm.engine.vllm.workarounds.kept_tokenizers import forget_tokenizers
 from lmi_vllm.engine.vllm.workarounds.media_places import name_missing_places
 from lmi_vllm.engine.vllm.workarounds.text_lengths import TextLengths, guard_lengths
 from lmi_vllm.errors import EngineDeadError, LmiError
 from lmi_vllm.messages import (
     AdapterRef,
-    EngineArguments,
     GenerationChunk,
     GenerationJob,
     OpenAICall,
     OpenAIReply,
     PromptToken,
-    ServingProfile,
 )
 
 DEATH_POLL_SECONDS: Final = 0.2
@@ -64,26 +60,12 @@ LAST_ANSWER_SECONDS: Final = 2.0
 KILL_SECONDS: Final = 10.0  # the kernel frees a large memory before a process is gone
 
 
-async def start_vllm_engine(
-    arguments: EngineArguments,
-    profile: ServingProfile,
-    thread: ThreadPoolExecutor,
-    parts: EngineParts,
-    clients: tuple[EngineClient, ...] = (),
-    checked: VllmArguments | None = None,
-) -> "VllmEngine":
-    """Start vLLM and everything that request handling needs of it.
-
-    `thread` must outlive the engine: its one thread is the parent of the engine's processes. Other
-    processes may join it as all `clients` but the first. What was `checked` is not read again.
+async def engine_of(llm: LeadingAsyncLLM, clients: tuple[EngineClient, ...] = ()) -> "VllmEngine":
+    """Return the engine that was started, with everything that request handling needs of it.
 
     Raises:
-        ConfigurationError: the installed vLLM refuses an argument.
-        EngineStartError: the engine did not come up.
+        EngineStartError: it did not come up.
     """
-    llm = await asyncio.get_running_loop().run_in_executor(
-        thread, start_vllm, arguments, profile, thread, parts, clients, checked
-    )
     async with ended_unless_ready(llm):
         await llm.keep_base_rows_apart()
         bridge, task = await prepared(llm)

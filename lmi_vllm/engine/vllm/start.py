@@ -15,6 +15,7 @@ from lmi_vllm.engine.base import EngineClient
 from lmi_vllm.engine.deaths import OomKills
 from lmi_vllm.engine.open_files import check_open_files
 from lmi_vllm.engine.vllm.async_llm import EngineSetup, LeadingAsyncLLM
+from lmi_vllm.engine.vllm.beside import after_the_fork, import_front_end
 from lmi_vllm.engine.vllm.client_parts import EngineParts
 from lmi_vllm.engine.vllm.configuration import (
     VllmArguments,
@@ -114,8 +115,14 @@ def start_vllm(
         _choose_start_method(arguments, is_cpu=is_cpu)
         own_length = config.model_config.max_model_len
         setup = EngineSetup(read, config, profile, thread, is_cpu, parts)
-        with _sockets_in(folder), noting_shared_memory(folder):
+        with _sockets_in(folder), noting_shared_memory(folder), _front_end_beside(config):
             llm = LeadingAsyncLLM(setup, clients, folder)
+        try:
+            import_front_end()  # not yet where no process, or several, were forked
+        except BaseException:
+            llm.clean_up()
+            llm.shutdown()
+            raise
     if (fitted := config.model_config.max_model_len) < own_length:
         logger.warning(
             "max_model_len: the model's own length is %d, its KV cache fits %d; set max_model_len, "
@@ -152,6 +159,13 @@ def starting(arguments: EngineArguments, error_file: Path | None = None) -> Iter
             raise start_error_of(
                 error, read_root_cause(error_file), arguments, oom_kills, os.environ
             ) from error
+
+
+def _front_end_beside(config: Any) -> contextlib.AbstractContextManager[None]:
+    """Import what serves requests beside the engine core, if there is one alone."""
+    if config.parallel_config.data_parallel_size > 1:
+        return contextlib.nullcontext()
+    return after_the_fork(import_front_end)
 
 
 @contextlib.contextmanager

@@ -1,9 +1,12 @@
 """The collector: off while importing, blind to what was imported, not to an old engine's cycles."""
 
 import gc
+import sys
 import weakref
 from collections.abc import Iterator
 from importlib import metadata
+from types import ModuleType
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -13,8 +16,12 @@ from lmi_vllm.engine.factory import (
     imports_without_collections,
     refreeze_heap,
 )
+from lmi_vllm.engine.vllm import factory
 from lmi_vllm.engine.vllm.factory import check_libraries
+from lmi_vllm.engine.vllm.workarounds.slow_imports import packages_distributions
 from lmi_vllm.errors import EngineStartError
+from lmi_vllm.messages import EngineArguments, ServingProfile
+from tests.support.assembled import PARTS
 
 
 class Cycle:
@@ -41,6 +48,44 @@ def test_imports_are_not_interrupted_and_not_looked_at_again() -> None:
     assert gc.isenabled()
     assert gc.get_freeze_count() > before
     assert len(gc.get_objects()) < gc.get_freeze_count()
+
+
+def test_vllm_is_imported_with_quick_lists_of_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Transformers asks for one; afterwards Python's own is back, and nothing finds modules."""
+    asked: list[object] = []
+
+    class Start(ModuleType):
+        def __getattr__(self, name: str) -> object:
+            asked.append((metadata.packages_distributions, len(sys.meta_path)))
+            return asked.append
+
+    before = (metadata.packages_distributions, len(sys.meta_path))
+    monkeypatch.setitem(sys.modules, "lmi_vllm.engine.vllm.start", Start("start"))
+    for name in ("check_libraries", "hide_unfit_companions"):
+        monkeypatch.setattr(factory, name, lambda: None)
+    monkeypatch.setattr(factory, "apply_to_the_end", asked.append)
+    factory.import_vllm(EngineArguments({}, {}))
+    assert (packages_distributions, before[1] + 1) in asked
+    assert (metadata.packages_distributions, len(sys.meta_path)) == before
+
+
+async def test_front_end_is_asked_for_once_the_engine_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its modules are imported beside the engine: not before, and not on the event loop."""
+    asked: list[str] = []
+
+    class Module(ModuleType):
+        def __getattr__(self, name: str) -> object:
+            asked.append(name)
+            if name == "engine_of":
+                return AsyncMock(return_value="engine")
+            return lambda *_: asked.append("started")
+
+    for name in ("start", "engine"):
+        monkeypatch.setitem(sys.modules, f"lmi_vllm.engine.vllm.{name}", Module(name))
+    made = factory.VllmFactory({}, "json", PARTS.engines.vllm)
+    assert await made.start(EngineArguments({}), ServingProfile("m")) == "engine"
+    named = dict.fromkeys(name for name in asked if not name.startswith("__"))
+    assert [*named] == ["start_vllm", "started", "engine_of"]
 
 
 def test_failed_import_leaves_the_collector_on() -> None:

@@ -16,25 +16,38 @@ which only its own backend's code has. On a CPU the code is torch's, complete on
 reads the names of each object there. Some have none that can be read (llvmlite's, which numba and
 librosa import). With those in `model.py`, an engine that had died could not be forked again.
 
+`Kernels`: most of those modules are of libraries that never have a kernel of vLLM's. To read a name
+writes to the object's count of references, so a forked engine copies the page that it is on.
+
 Upstream: https://github.com/torch-spyre/sendnn-inference/issues/550 (the first),
     vllm-project/vllm/issues/19317 (the second), pytorch/pytorch/pull/144002 (where the header came
     from); the last two are not reported that we know of.
 Releases: 0.31 and later, with torch 2.13.
 Shows: every stream stands still for 5 to 25 s; a start is 11, 6.5 and some more seconds longer, or
-    ends with "'_lib_fn_wrapper' object has no attribute 'get'".
+    ends with "'_lib_fn_wrapper' object has no attribute 'get'". Each engine has 79 MB more.
 May go: each when its test fails, in the order of the rows:
     test_plain_vllm_compiles_a_function_while_it_serves,
     test_plain_vllm_starts_a_process_to_inspect_a_model_class,
     test_plain_torch_keeps_its_headers_beside_the_cache,
     test_plain_torch_has_no_finalize_loading_that_vllm_calls,
-    test_plain_vllm_reads_the_names_of_any_object.
+    test_plain_vllm_reads_the_names_of_any_object,
+    test_plain_vllm_looks_for_its_kernels_in_every_library.
 """
 
 import os
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, Final
 
+# Libraries that vLLM imports and that do not import vLLM: those with most names, and Python's own.
+WITHOUT_KERNELS: Final = sys.stdlib_module_names | {
+    "aiohttp", "boto3", "botocore", "cv2", "fastapi", "functorch", "google", "grpc",
+    "huggingface_hub", "jinja2", "mpmath", "networkx", "numpy", "openai", "opentelemetry",
+    "pydantic", "pydantic_core", "requests", "setuptools", "starlette", "sympy", "torch",
+    "torchgen", "transformers", "triton", "urllib3", "zmq",
+}  # fmt: skip
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"  # torch's
 
 
@@ -81,3 +94,19 @@ def names_of(_: object) -> Callable[[object], Mapping[str, Any]]:
         return names
 
     return read
+
+
+class Kernels:
+    """Python's `sys`, with those modules alone that may have a kernel of vLLM's."""
+
+    def __init__(self, _: object) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys, name)
+
+    @property
+    def modules(self) -> dict[str, ModuleType]:
+        """The modules of vLLM, of its plug-ins, ours and an operator's."""
+        loaded = list(sys.modules.items())
+        return {name: one for name, one in loaded if name.split(".", 1)[0] not in WITHOUT_KERNELS}

@@ -137,6 +137,7 @@ WORKAROUNDS: Final = (
     Workaround(
         "vllm.triton_utils.dispatcher:vars", compilation.names_of, Scope.COMPILED_CODE, adds=True
     ),
+    Workaround("vllm.triton_utils.dispatcher:sys", compilation.Kernels, Scope.COMPILED_CODE),
     Workaround(
         "vllm.multimodal.cache.factories:LruKeyReplicatedSenderCache",
         unsent_media.once_sent,

@@ -13,6 +13,7 @@ May go: when test_plain_vllm_does_not_say_how_a_process_ended fails.
 
 import time
 from collections.abc import Callable, Sequence
+from multiprocessing.connection import wait as ready_of
 from typing import Any, Final
 
 from lmi_vllm.engine.deaths import how_ended
@@ -38,15 +39,27 @@ def named(wait_for_ready: Callable[[list[Any]], list[Any]]) -> Any:
 
 
 def waited_for(finished_procs: Callable[[Any], dict[str, int]]) -> Any:
-    """Return `finished_procs`, called when a process has ended, which waits for its exit code."""
+    """Return `finished_procs`, which waits for the exit code of a process that has ended.
+
+    vLLM also calls it when it has just started them all: then nothing has ended.
+    """
 
     def finished(manager: Any) -> dict[str, int]:
         deadline = time.monotonic() + _END_SECONDS
-        while not (found := finished_procs(manager)) and time.monotonic() < deadline:
+        while (
+            not (found := finished_procs(manager))
+            and _one_has_ended(manager.processes)
+            and time.monotonic() < deadline
+        ):
             time.sleep(_POLL_SECONDS)
         return found
 
     return finished
+
+
+def _one_has_ended(processes: Sequence[Any]) -> bool:
+    """Whether the pipe of a process that was started has ended."""
+    return bool(ready_of([one.sentinel for one in processes if one.pid is not None], 0))
 
 
 def _killed(processes: Sequence[Any]) -> Any:
