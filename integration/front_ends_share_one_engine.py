@@ -425,7 +425,7 @@ def test_the_death_of_the_engine_reaches_both(server_process: StartServer) -> No
     kill_others(server, SPARE_CLIENTS)
     # One more than there are slots for is a failure as the engine's death: the second of two.
     reason = "more front-end processes ended than can be replaced over one engine"
-    assert wait_until(lambda: reason in server.stderr, 10)
+    assert wait_until(lambda: f"{reason}: restarting" in server.stderr, 10)
     assert wait_until(lambda: call(url, "/ping").status == 200, 60), server.describe()
     for pid in front_ends(server):
         assert ask(url, pid, "/invocations", SHORT).status == 200

@@ -85,6 +85,7 @@ class FrontEnd:
         self.pid = self._process.pid
         OTHER_PROCESSES.add(self.pid)
         self._channel = await Channel.over(ours)
+        ending = asyncio.create_task(_end_channel(self._process, ours))
         try:
             self._channel.send(setup)
             while True:
@@ -92,6 +93,7 @@ class FrontEnd:
         except ChannelClosedError:
             self._channel.close()
         finally:
+            ending.cancel()
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()  # without its channel it can do nothing
             code = await self._process.wait()
@@ -241,3 +243,13 @@ class FrontEnd:
             logger.error("a call of front-end process %d failed", self.pid, exc_info=error)
             error = EngineFailureError()
         self.channel.send(CallReply(number, error))
+
+
+async def _end_channel(process: FrontEndChild, ours: socket.socket) -> None:
+    """Let what the process has sent be the last once it has ended.
+
+    Its end alone does not tell: an engine that was forked meanwhile has a copy of it.
+    """
+    await process.wait()
+    with contextlib.suppress(OSError):  # closed by now
+        ours.shutdown(socket.SHUT_RD)

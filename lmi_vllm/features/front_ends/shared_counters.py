@@ -104,7 +104,8 @@ class CounterRow(OtherClients, QueueSlots):
         return [self._sum(field) for field in range(_ENDS, _FIELDS)]
 
     def clear(self) -> None:
-        """Release the slots of a process that has ended; its steps and ended requests stay."""
+        """Release the slots of a process that has ended, whose requests have failed; sums stay."""
+        self.add_ends((0, self._numbers[self._first], 0))
         self._numbers[self._first] = self._numbers[self._first + 1] = 0
 
     def _sum(self, field: int) -> int:
