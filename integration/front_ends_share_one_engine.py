@@ -4,6 +4,7 @@ Each scenario asks both processes: a connection belongs to the one that accepted
 kernel tells (`through`).
 """
 
+import contextlib
 import http.client
 import json
 import os
@@ -392,6 +393,13 @@ def kill_others(server: ServerProcess, times: int) -> None:
         assert wait_until(lambda gone=other: gone not in front_ends(server), 10)  # type: ignore[misc]
 
 
+def last_code(opened: tuple[http.client.HTTPConnection, http.client.HTTPResponse]) -> int:
+    """Return the code in the last row of a stream, which is an error."""
+    connection, response = opened
+    with contextlib.closing(connection):
+        return int(json.loads(response.read().splitlines()[-1])["code"])
+
+
 def test_the_death_of_the_engine_reaches_both(server_process: StartServer) -> None:
     """Only the parent sees an engine end, but clients of the other process get an error, too."""
     environ = {"LMI_FRONTEND_PROCESSES": "2", "SERVING_RETRY_THRESHOLD": "2"}
@@ -405,9 +413,7 @@ def test_the_death_of_the_engine_reaches_both(server_process: StartServer) -> No
         if not is_of_the_front(child)
     ]
     engine.kill()
-    for connection, response in open_streams:
-        assert json.loads(response.read().splitlines()[-1])["code"] == 500
-        connection.close()
+    assert [*map(last_code, open_streams)] == [500, 500]
     # The ports stay open: requests meanwhile are answered, by either process.
     deadline = time.monotonic() + 90
     while call(url, "/ping").status != 200:
@@ -429,9 +435,9 @@ def test_the_death_of_the_engine_reaches_both(server_process: StartServer) -> No
     assert wait_until(lambda: call(url, "/ping").status == 200, 60), server.describe()
     for pid in front_ends(server):
         assert ask(url, pid, "/invocations", SHORT).status == 200
-    _, response = stream(url, server.process.pid, LONG)
+    opened = stream(url, server.process.pid, LONG)
     kill_others(server, 1 + SPARE_CLIENTS)
-    assert json.loads(response.read().splitlines()[-1])["code"] == 500
+    assert last_code(opened) == 500
     assert server.wait_exit(30) == 1
     assert server.stderr.splitlines()[-1] == f"lmi-vllm: error: {reason}"
 
