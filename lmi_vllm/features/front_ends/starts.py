@@ -91,7 +91,11 @@ class Template:
             self._lose()
         if (pid := await forked) == NOT_FORKED:
             raise NotForkedError
-        return ForkedFrontEnd(pid)
+        try:
+            return ForkedFrontEnd(pid)
+        except OSError as error:  # it was not handed over, and has ended itself
+            self._lose()
+            raise NotForkedError from error
 
     def close(self) -> None:
         """End it; front ends stay. May be called twice."""

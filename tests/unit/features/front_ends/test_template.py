@@ -172,7 +172,9 @@ async def test_what_the_template_forked_outlives_it(
     assert await ended(one.process) == 7
 
 
-@pytest.mark.parametrize("cause", ["reason", "no room for the template", "no room"])
+@pytest.mark.parametrize(
+    "cause", ["reason", "no room for the template", "no room", "not handed over"]
+)
 async def test_where_none_is_forked_it_is_spawned(
     cause: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -191,6 +193,9 @@ async def test_where_none_is_forked_it_is_spawned(
         monkeypatch.setattr(starts, "why_not_forked", lambda: "threads of gRPC run here")
     elif cause == "no room":
         monkeypatch.setattr(template, "_fork_apart", lambda: (template.NOT_FORKED, 0))
+    elif cause == "not handed over":  # as where a sandbox only says that it adopts orphans
+        monkeypatch.setattr(starts, "_adopt_orphans", lambda _: None)
+        monkeypatch.setattr(starts, "ForkedFrontEnd", lambda _: fail())
     else:
         monkeypatch.setattr(starts, "fork_template", fail)
     made = FrontEndStarts()
@@ -201,8 +206,13 @@ async def test_where_none_is_forked_it_is_spawned(
         await made.start(theirs, asyncio.Event())
         assert spawned == [theirs]
     made.close()
-    said = {"reason": "threads of gRPC", "no room": ""}.get(cause, "Resource temporarily")
-    assert caplog.text.count("spawned and import vLLM again: ") == bool(said)
+    said = {
+        "reason": "threads of gRPC",
+        "no room": "",
+        "not handed over": "the template of front-end processes has ended",
+    }.get(cause, "Resource temporarily")
+    is_before = cause in ("reason", "no room for the template")
+    assert caplog.text.count("spawned and import vLLM again: ") == is_before
     assert said in caplog.text
 
 
