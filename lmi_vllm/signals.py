@@ -31,7 +31,7 @@ def end_on_signals(*, is_serving: bool = False) -> None:
         os._exit(0 if is_serving else _FIRST_CODE + number)
 
     # A shell ignores SIGINT of what a script starts with `&`. It ends a server nevertheless.
-    usual = {signal.SIG_DFL, signal.default_int_handler}
+    usual = (signal.SIG_DFL, signal.default_int_handler)
     for number in (*_ENDING, signal.SIGINT) if is_serving else _ENDING:
         before = signal.getsignal(number)
         if before in usual or (number, before) == (signal.SIGINT, signal.SIG_IGN):

@@ -110,7 +110,7 @@ class FrontEndGroup(ProcessGroup):
         """Let the processes join the engine; returns once all of them answer requests.
 
         Raises:
-            EngineStartError: more of them ended than can be replaced.
+            EngineStartError: more of them ended than can be replaced, or the engine has died.
         """
         if self._settings is None:
             raise RuntimeError("begin() must be called first")
@@ -132,23 +132,30 @@ class FrontEndGroup(ProcessGroup):
             first=self.first_socket,
             limit=self._service.queue.limit,
         )
-        await asyncio.gather(*map(self._join_or_end, self._processes))
-        await self._complete()
+        await self._complete(engine)
         logger.info("%d front-end processes answer at %s", self._count, self._address.url())
 
-    async def _complete(self) -> None:
+    async def _complete(self, engine: Engine) -> None:
         """Return once all processes serve, also those that took the place of others."""
         serving = asyncio.create_task(self._all_serve())
         failing = asyncio.create_task(self.failed.wait())
+        dying = asyncio.create_task(
+            engine.wait_until_dead()
+        )  # a process would wait for it for ever
+        ends = (serving, failing, dying)
         try:
-            await asyncio.wait((serving, failing), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if dying.done():
+                raise start_error(dying.result())
+            if not serving.done():
+                raise start_error(f"a front-end process did not start: {self._ending}")
+            serving.result()
         finally:
-            serving.cancel()
-            failing.cancel()
-        if not serving.done():
-            raise start_error(f"a front-end process did not start: {self._ending}")
+            for end in ends:
+                end.cancel()
 
     async def _all_serve(self) -> None:
+        await asyncio.gather(*map(self._join_or_end, self._processes))
         while sum(one.is_serving.is_set() for one in self._processes) < self._count - 1:
             self._joined.clear()
             await self._joined.wait()

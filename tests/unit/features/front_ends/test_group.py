@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, ClassVar, cast
@@ -93,23 +94,33 @@ class Beside:
         """Take them."""
 
 
+def new_group(monkeypatch: pytest.MonkeyPatch, dying: set[int]) -> FrontEndGroup:
+    """Return a group of three whose others have been started."""
+    monkeypatch.setattr(group_module, "FrontEnd", Beside)
+    monkeypatch.setattr(FrontEndStarts, "begin", lambda _: None)
+    monkeypatch.setattr(Beside, "dying", dying)
+    group = FrontEndGroup(3, InferenceService(RequestQueue(Lifecycle())), {})
+    group.begin(load_settings({"HF_MODEL_ID": "a/b"}), EngineArguments({}))
+    group.new_clients()
+    return group
+
+
+def join(group: FrontEndGroup, wait_until_dead: Callable[[], Awaitable[Any]]) -> Awaitable[None]:
+    """Let the others join an engine."""
+    engine = SimpleNamespace(
+        complete=lambda client: client, arguments=EngineArguments({}), shared_adapters=(),
+        task="x", wait_until_dead=wait_until_dead,
+    )  # fmt: skip
+    return group.join(cast("Any", engine), ServingProfile(model_name="demo"), cast("Any", ()))
+
+
 @pytest.mark.parametrize("dying", [set(), {1}, {1, 2, 3}, {1, 2, 3, 4}])
 async def test_process_that_dies_while_it_joins_is_replaced(
     dying: set[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three times; then the start fails, and says how the last one ended."""
-    monkeypatch.setattr(group_module, "FrontEnd", Beside)
-    monkeypatch.setattr(FrontEndStarts, "begin", lambda _: None)
-    monkeypatch.setattr(Beside, "dying", dying)
-    group = FrontEndGroup(3, InferenceService(RequestQueue(Lifecycle())), {})
-    settings = load_settings({"HF_MODEL_ID": "a/b"})
-    group.begin(settings, EngineArguments({}))
-    group.new_clients()
-    engine = SimpleNamespace(
-        complete=lambda client: client, arguments=EngineArguments({}), shared_adapters=(), task="x"
-    )
-    profile = ServingProfile(model_name="demo")
-    joining = group.join(cast("Any", engine), profile, cast("Any", ()))
+    group = new_group(monkeypatch, dying)
+    joining = join(group, asyncio.Event().wait)
     async with asyncio.timeout(10):
         if len(dying) > SPARE_CLIENTS:
             with pytest.raises(EngineStartError, match="did not start: signal 9"):
@@ -118,4 +129,20 @@ async def test_process_that_dies_while_it_joins_is_replaced(
             await joining
             rows = [one.row for one in group._processes]
             assert rows == sorted({1, 2, 3, 4, 5} - dying)[:2]
+    group.remove()
+
+
+async def test_engine_that_dies_while_they_join_ends_the_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A process waits for the answer of an engine that is not there any more."""
+    monkeypatch.setattr(Beside, "send", lambda _, __: None)
+
+    async def die() -> str:
+        return "the engine process died"
+
+    group = new_group(monkeypatch, set())
+    async with asyncio.timeout(10):
+        with pytest.raises(EngineStartError, match="the engine process died"):
+            await join(group, die)
     group.remove()

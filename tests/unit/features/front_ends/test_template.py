@@ -118,8 +118,8 @@ async def test_forked_process_begins_as_a_new_interpreter_does() -> None:
 
 async def test_ends_are_told_as_they_were(begun: FrontEndStarts) -> None:
     """With its own code, or by the signal; another one is forked by the same template."""
-    template_pid = only_template().pid
     one, two = await begin(begun), await begin(begun)
+    template_pid = only_template().pid
     one.channel.close()
     assert await ended(one.process) == 7
     two.process.kill()
