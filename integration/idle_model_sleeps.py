@@ -6,6 +6,7 @@ The real engine on a CPU, alone and with a second front-end process. vLLM's own 
 
 import concurrent.futures
 import json
+import os
 import signal
 from pathlib import Path
 
@@ -15,6 +16,8 @@ import pytest
 from integration.client import Answer, OpenStream, call, wait_until
 from integration.conftest import RunningServer, ServerProcess, StartServer
 from integration.engine_restart import answers, engine_of, ping, start
+from integration.front_ends_share_one_engine import ask, front_ends, is_listening
+from integration.processes_of_a_server import template_of
 from tests.support.hook_files import write_code
 
 pytestmark = pytest.mark.vllm
@@ -87,6 +90,49 @@ def test_processes_of_one_server_sleep_and_wake_together(server_process: StartSe
             texts = list(pool.map(lambda _: answers(url, NAMES), range(8)))
         assert texts == [before] * 8
     assert json.loads(call(url, "/server/sleep").body)["wakes_on_request"] is False
+
+
+def test_front_end_that_ends_in_a_sleep_is_replaced_in_it(server_process: StartServer) -> None:
+    """By the template while the engine is paused; by a spawned one, which imports vLLM, asleep."""
+    environ = {
+        "LMI_FRONTEND_PROCESSES": "2", "VLLM_SERVER_DEV_MODE": "1", "LMI_API_KEY": "key",
+        "LMI_WAKE_TIMEOUT": "0",
+    }  # fmt: skip
+    server = server_process("--demo", "--port", "0", environ=environ)
+    url, key = server.url_when_ready(), {"Authorization": "Bearer key"}
+
+    def act(path: str, payload: object = None) -> bytes:
+        answer = call(url, path, payload, method="POST", headers=key, seconds=180)
+        assert answer.status == 200, answer.body
+        return answer.body
+
+    before = act("/invocations", LONG)
+    act("/pause")  # the engine is there, and answers nothing
+    second = next_front_end(server)
+    assert ping(url)[1]["status"] == "Asleep"
+    act("/resume")
+    assert wait_until(lambda: is_listening(second), ASLEEP_SECONDS), server.describe()
+    assert ask(url, second, "/invocations", LONG, headers=key).body == before
+    act("/server/sleep")
+    template = template_of(server.process.pid)
+    assert template is not None
+    template.kill()
+    third = next_front_end(server)
+    assert not is_listening(third)  # there is no engine that it could join
+    assert ping(url)[1]["status"] == "Asleep"
+    assert act("/invocations", LONG) == before
+    assert third in front_ends(server)
+    assert is_listening(third)  # the waking was over when the first answer came
+    assert ask(url, third, "/invocations", LONG, headers=key).body == before
+
+
+def next_front_end(server: ServerProcess) -> int:
+    """Kill the process beside the first, and return the one that takes its place."""
+    first, other = front_ends(server)
+    os.kill(other, signal.SIGKILL)
+    assert wait_until(lambda: {*front_ends(server)} - {first, other} != set(), 20)
+    (new,) = {*front_ends(server)} - {first, other}
+    return new
 
 
 def put_to_sleep(url: str) -> None:

@@ -172,6 +172,7 @@ class FrontEndGroup(ProcessGroup):
         """Have the processes leave the engine; they keep the port and forward every request."""
         self._join_message = None
         self._first.leave()
+        self._clients.begin(process.row for process in self._processes)
         await asyncio.gather(*(process.detach() for process in self._processes))
 
     async def end(self) -> None:
@@ -196,7 +197,8 @@ class FrontEndGroup(ProcessGroup):
         started: list[FrontEnd] = []
         while len(self._processes) + len(started) < self._count - 1:
             if self._clients.is_exhausted:
-                logger.error("no further front-end process can be started over this engine")
+                if not self.failed.is_set():
+                    logger.error("no further front-end process can be started over this engine")
                 self.failed.set()
                 break
             started.append(FrontEnd(self._first, self._clients.take(), self._starts.start))
@@ -224,8 +226,8 @@ class FrontEndGroup(ProcessGroup):
         logger.error("front-end process %d ended with %s", process.pid, process.ending)
         self._ending = process.ending
         self._processes.remove(process)
-        if self._join_message is None or self._first.state().state is State.DRAINING:
-            return  # `begin` or `join` starts another; a drain is over before it could serve
+        if self._first.state().state is State.DRAINING:
+            return  # it is over before another could serve
         await asyncio.gather(*map(self._join_or_end, self._start_missing()))
 
     async def _join_or_end(self, process: FrontEnd) -> None:
@@ -233,13 +235,14 @@ class FrontEndGroup(ProcessGroup):
             await self._join(process)
 
     async def _join(self, process: FrontEnd) -> None:
+        """Let a process join the engine, or return at once if there is none: `join` comes then."""
         await process.wait_for(process.imported)
         joined, engine = self._join_message, self._first.engine
-        if joined is None or engine is None:
+        if joined is None or engine is None or process.is_asked:
             return
-        client = engine.complete(self._clients.of(process.row))
-        process.channel.send(replace(joined, client=client))
-        await process.wait_for(process.joined)
+        await process.join(replace(joined, client=engine.complete(self._clients.of(process.row))))
+        if self._join_message is not joined:
+            return  # the engine has been left meanwhile
         process.is_routed = True
         process.channel.send(self._first.state())
         await process.send_adapters(self._first.adapters, engine.shared_adapters, 0.0)

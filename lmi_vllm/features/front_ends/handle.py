@@ -19,6 +19,7 @@ from lmi_vllm.features.front_ends.channel import (
     ConfirmState,
     FailureCounted,
     HoldAdapter,
+    JoinEngine,
     LeaveEngine,
     LoadAdapter,
     ProcessReady,
@@ -57,6 +58,7 @@ class FrontEnd:
     imported: asyncio.Event = field(default_factory=asyncio.Event)
     joined: asyncio.Event = field(default_factory=asyncio.Event)
     is_serving: asyncio.Event = field(default_factory=asyncio.Event)
+    is_asked: bool = False  # to join the engine
     is_routed: bool = False  # it is sent every change of the adapters
     ending: str = ""
     pid: int = 0
@@ -120,6 +122,17 @@ class FrontEnd:
         if not event.is_set():
             raise ProcessEndedError(self.ending)
 
+    async def join(self, message: JoinEngine) -> None:
+        """Let the process join an engine; returns once it has.
+
+        Raises:
+            ProcessEndedError: it ended before.
+        """
+        self.is_asked = True
+        self.joined.clear()  # by an engine that was left before it had replied
+        self.channel.send(message)
+        await self.wait_for(self.joined)
+
     def send(self, message: object) -> None:
         """Send a message, once the process has been started."""
         if self._channel is not None:
@@ -161,8 +174,7 @@ class FrontEnd:
 
     async def detach(self) -> None:
         """Have the process leave its engine; it is killed if it does not in time."""
-        self.is_routed = False
-        self.joined.clear()
+        self.is_asked = self.is_routed = False
         self.is_serving.clear()
         if self._channel is None or not self.imported.is_set():
             return  # it has joined no engine yet

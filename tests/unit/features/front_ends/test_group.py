@@ -19,6 +19,7 @@ from lmi_vllm.inference.lifecycle import Lifecycle, State
 from lmi_vllm.inference.queue import RequestQueue
 from lmi_vllm.inference.service import InferenceService
 from lmi_vllm.messages import EngineArguments, ServingProfile
+from tests.server.conftest import until
 from tests.support.assembled import load_settings
 
 
@@ -49,7 +50,6 @@ async def test_process_that_ends_in_a_drain_is_not_replaced(
     group = SimpleNamespace(
         _setup=Setup(),
         _processes=[process],
-        _join_message=object(),
         _clients=SimpleNamespace(counters=SimpleNamespace(row=lambda _: row), is_exhausted=False),
         _first=SimpleNamespace(state=lambda: SimpleNamespace(state=state)),
         _start_missing=start_missing,
@@ -64,31 +64,47 @@ class Beside:
     """A process that joins at once, or dies of it where its row is in `dying`."""
 
     dying: ClassVar[set[int]] = set()
+    imports: ClassVar[bool] = True  # at once
 
     def __init__(self, _first: object, row: int, _start: object) -> None:
         self.row = self.pid = row
-        self.ending, self.is_routed = "signal 9", False
-        self.imported, self.joined, self.is_serving, self._over = (asyncio.Event() for _ in "abcd")
-        self.imported.set()
+        self.ending, self.is_asked, self.is_routed = "signal 9", False, False
+        self.joins = 0
+        self.imported, self.joined, self.is_serving, self.over = (asyncio.Event() for _ in "abcd")
+        if self.imports:
+            self.imported.set()
         self.channel = SimpleNamespace(send=self.send)
 
     async def run(self, _: object) -> None:
         """Run until it dies."""
-        await self._over.wait()
+        await self.over.wait()
 
     async def wait_for(self, event: asyncio.Event) -> None:
         """Wait as the real one does."""
-        ends = [asyncio.create_task(one.wait()) for one in (event, self._over)]
+        ends = [asyncio.create_task(one.wait()) for one in (event, self.over)]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         for end in ends:
             end.cancel()
         if not event.is_set():
             raise ProcessEndedError(self.ending)
 
+    async def join(self, message: JoinEngine) -> None:
+        """Ask as the real one does."""
+        self.is_asked = True
+        self.channel.send(message)
+        await self.wait_for(self.joined)
+
+    async def detach(self) -> None:
+        """Leave the engine."""
+        self.is_asked = self.is_routed = False
+        self.joined.clear()
+        self.is_serving.clear()
+
     def send(self, message: object) -> None:
         """Join, or die."""
         if isinstance(message, JoinEngine):
-            (self._over if self.row in self.dying else self.joined).set()
+            self.joins += 1
+            (self.over if self.row in self.dying else self.joined).set()
 
     async def send_adapters(self, *_: object) -> None:
         """Take them."""
@@ -145,4 +161,77 @@ async def test_engine_that_dies_while_they_join_ends_the_start(
     async with asyncio.timeout(10):
         with pytest.raises(EngineStartError, match="the engine process died"):
             await join(group, die)
+    group.remove()
+
+
+@pytest.mark.parametrize("has_joined", [False, True], ids=["at the start", "asleep"])
+async def test_process_that_ends_without_an_engine_is_replaced_at_once(
+    has_joined: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It imports vLLM while the engine starts, or the model sleeps, and joins the next engine."""
+    group = new_group(monkeypatch, set())
+    if has_joined:
+        await join(group, asyncio.Event().wait)
+        await group.detach()
+    ended = cast("Beside", group._processes[0])
+    ended.over.set()
+    await until(lambda: ended not in [*group._processes] and len(group._processes) == 2)
+    kept, new = cast("list[Beside]", group._processes)
+    assert not new.is_asked
+    if has_joined:
+        group.begin(load_settings({"HF_MODEL_ID": "a/b"}), EngineArguments({}))
+        group.new_clients()
+    async with asyncio.timeout(10):
+        await join(group, asyncio.Event().wait)
+    assert group._processes == [kept, new]
+    assert (kept.joins, new.joins) == (1 + has_joined, 1)
+    group.remove()
+
+
+async def test_process_that_imports_as_the_engine_comes_joins_it_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The start waits for it, and so does the call that has replaced another by it."""
+    group = new_group(monkeypatch, set())
+    await join(group, asyncio.Event().wait)
+    await group.detach()
+    monkeypatch.setattr(Beside, "imports", False)
+    cast("Beside", group._processes[0]).over.set()
+    await until(lambda: not cast("Beside", group._processes[-1]).imported.is_set())
+    new = cast("Beside", group._processes[-1])
+    group.begin(load_settings({"HF_MODEL_ID": "a/b"}), EngineArguments({}))
+    group.new_clients()
+    joining = asyncio.ensure_future(join(group, asyncio.Event().wait))
+    await until(cast("Beside", group._processes[0]).is_serving.is_set)
+    assert not joining.done()
+    new.imported.set()
+    async with asyncio.timeout(10):
+        await joining
+    assert new.joins == 1
+    group.remove()
+
+
+async def test_rows_of_ended_processes_are_free_while_there_is_no_engine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What ended beside the last engine leaves the next processes as many places."""
+    group = new_group(monkeypatch, set())
+    await join(group, asyncio.Event().wait)
+
+    async def end_one() -> None:
+        ended = cast("Beside", group._processes[0])
+        ended.over.set()
+        await until(lambda: ended not in [*group._processes])
+
+    for _ in range(SPARE_CLIENTS):
+        await end_one()
+    await group.detach()
+    for _ in range(SPARE_CLIENTS):
+        await end_one()
+        assert len(group._processes) == 2
+    await end_one()  # one that ends again and again is not started for ever
+    assert len(group._processes) == 1
+    group.begin(load_settings({"HF_MODEL_ID": "a/b"}), EngineArguments({}))
+    assert len(group._processes) == 2
+    assert not group.failed.is_set()
     group.remove()
