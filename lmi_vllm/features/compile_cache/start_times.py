@@ -1,6 +1,7 @@
 """How long starts of this model took on this machine, kept beside compiled code for the next one.
 
-One small file for each key of the compile cache: `{"first_seconds": 38.2, "again_seconds": 4.1}`.
+One small file for each key of the compile cache, and each number of front ends:
+`{"first_seconds": 38.2, "again_seconds": 4.1}`.
 """
 
 import asyncio
@@ -71,11 +72,14 @@ def start_times(start: PlannedStart, root: Path) -> StartTimes | None:
         return None
     environ = {**start.environ, **start.settings.environment_exports}
     try:
-        key = cache_key(key_parts(start.model, start.arguments, environ))
+        parts = key_parts(start.model, start.arguments, environ)
     except OSError as error:
         logger.info("the seconds of this start are not kept: %s", error)
         return None
-    return StartTimes(root / OURS / f"{key}{SUFFIX}", start.progress)
+    # A start waits for further front ends, too, and no compiled code depends on them.
+    if (count := start.settings.server.lmi_frontend_processes) > 1:
+        parts = {**parts, "front_ends": count}
+    return StartTimes(root / OURS / f"{cache_key(parts)}{SUFFIX}", start.progress)
 
 
 def _read(path: Path) -> tuple[float, float]:

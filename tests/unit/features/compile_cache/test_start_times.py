@@ -19,12 +19,13 @@ MODEL = ModelArtifacts("m", "org/model", "org/model")
 class Process:
     """One process that starts the model; its clock is set by hand."""
 
-    def __init__(self, root: Path, **arguments: object) -> None:
+    def __init__(self, root: Path, front_ends: int = 1, **arguments: object) -> None:
         self.now = 0.0
         self.progress = StartProgress(lambda: self.now)
         start = PlannedStart(
-            "vllm", load_settings({}), {}, MODEL, EngineArguments(arguments), SOURCES, self.progress
-        )
+            "vllm", load_settings({"LMI_FRONTEND_PROCESSES": str(front_ends)}), {}, MODEL,
+            EngineArguments(arguments), SOURCES, self.progress,
+        )  # fmt: skip
         times = start_times(start, root)
         assert times is not None
         self.times: StartTimes = times
@@ -69,6 +70,26 @@ def test_next_process_says_what_is_left(tmp_path: Path) -> None:
     second.become_ready(4)
     assert json.loads(kept(tmp_path).read_text()) == {"first_seconds": 10, "again_seconds": 5}
     assert Process(tmp_path, max_model_len=5).progress.seconds_left == 0.0
+
+
+def test_start_that_waits_for_front_ends_is_estimated_with_them(tmp_path: Path) -> None:
+    """By one with as many: the step `front ends` of a start without them takes no time."""
+    Process(tmp_path).become_ready(20)
+    first = Process(tmp_path, front_ends=4)
+    assert first.progress.seconds_left == 0.0
+    first.now += 18
+    first.progress.enter(Phase.WARM_UP)
+    first.progress.enter(Phase.ENGINE)  # as the group does
+    first.progress.enter_step("front ends", {})
+    first.become_ready(12)
+    second = Process(tmp_path, front_ends=4)
+    second.now += 18
+    second.progress.enter(Phase.WARM_UP)
+    second.progress.enter(Phase.ENGINE)
+    second.progress.enter_step("front ends", {})
+    assert second.progress.seconds_left == 12.0
+    assert Process(tmp_path, front_ends=2).progress.seconds_left == 0.0
+    assert Process(tmp_path).progress.seconds_left == 20.0
 
 
 def test_start_that_is_too_short_is_not_kept(tmp_path: Path) -> None:
