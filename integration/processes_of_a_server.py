@@ -5,11 +5,11 @@ from typing import Final
 
 import psutil
 
+from lmi_vllm.engine.vllm.forks import TITLE
 from lmi_vllm.features.front_ends.template import (
     FRONT_END_NAME,
     PROGRAM,
     TEMPLATE_NAME,
-    TITLE,
 )
 
 TEMPLATE: Final = TITLE + TEMPLATE_NAME

@@ -33,6 +33,7 @@ CHECKS: Final[Mapping[str, Callable[[Suite], str]]] = MappingProxyType(
         "tensor parallel": lifecycle.tensor_parallel,
         "engine death": lifecycle.engine_death,
         "forked engine": lifecycle.forked_engine,
+        "unfit server": lifecycle.unfit_server,
         "drain": lifecycle.drain_leaves_nothing,
         "compile cache": lifecycle.compile_cache,
         "throughput": speed.throughput,

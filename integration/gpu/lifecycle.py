@@ -25,6 +25,13 @@ DRIVER_PROBE = (
     "import torch; from lmi_vllm.engine.vllm.start_method import driver_is_initialized as is_it; "
     "torch.cuda.device_count(); print(is_it()); torch.zeros(1, device='cuda'); print(is_it())"
 )
+FORKS = "can fork the engine's"  # in the log, once the fork server has shown that it does
+USES_THE_DEVICE = """
+import torch
+if torch.cuda.is_available():
+    torch.cuda.init()
+    torch.zeros(1, device="cuda")
+"""
 HEADS_DIVIDE_BY = (1, 2, 4)  # of the embedded model
 
 
@@ -130,6 +137,30 @@ def engine_death(suite: Suite) -> str:
         took = time.monotonic() - began
         assert [text_of(url, adapter=name) for name in ("", "json")] == alone
         return f"back after {took:.1f} s; {suite.freed(used)}"
+
+
+def unfit_server(suite: Suite) -> str:
+    """A server with a CUDA context of its own cannot fork; another process forks its next engine.
+
+    Without a GPU that process is asked for.
+    """
+    model = copy_demo(suite.scratch() / "model", entryPoint="model.py")
+    (model / "model.py").write_text(USES_THE_DEVICE)
+    own = {} if suite.machine.has_gpu else {"VLLM_WORKER_MULTIPROC_METHOD": "forkserver"}
+    with suite.server("--model", str(model), SERVING_RETRY_THRESHOLD="1", **own) as (server, url):
+        before = text_of(url)
+        assert wait_until(lambda: FORKS in server.stderr, READY_SECONDS), server.describe()
+        if suite.machine.has_gpu:
+            assert "CUDA is initialised in the server's process" in server.stderr
+        engine = max(server.children(), key=lambda child: child.memory_info().rss)
+        began = time.monotonic()
+        engine.kill()
+        assert wait_until(lambda: call(url, "/ping").status != 200, 60)
+        assert wait_until(lambda: _is_healthy(server, url), READY_SECONDS)
+        took = time.monotonic() - began
+        assert text_of(url) == before
+        assert server.stderr.count("is spawned") == suite.machine.has_gpu  # the first one
+    return f"back after {took:.1f} s"
 
 
 def _is_healthy(server: ServerProcess, url: str) -> bool:

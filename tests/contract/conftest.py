@@ -13,7 +13,8 @@ import pytest
 from lmi_vllm.demo import DEMO_MODEL_DIR
 from lmi_vllm.engine.base import Engine
 from lmi_vllm.engine.vllm import workarounds
-from lmi_vllm.engine.vllm.processes import new_engine_thread
+from lmi_vllm.engine.vllm.fork_server import EngineParents
+from lmi_vllm.engine.vllm.forks import new_engine_thread
 from lmi_vllm.engine.vllm.workarounds import Scope
 from lmi_vllm.features.scripted.engine import ScriptedEngine
 from lmi_vllm.messages import (
@@ -109,7 +110,10 @@ def start_demo_engine(run: LoopThread, *, grammar_timeout: float = 5, **changes:
     profile = ServingProfile(model_name="demo", enable_lora=True, limits=limits)
     with STARTS.timed("contract"):
         engine: Engine = run(
-            start_vllm_engine(arguments, profile, new_engine_thread(), PARTS.engines.vllm), 300
+            start_vllm_engine(
+                arguments, profile, EngineParents(new_engine_thread()), PARTS.engines.vllm
+            ),
+            300,
         )
     return engine
 

@@ -3,6 +3,7 @@
 What only a GPU shows is in integration/gpu (`forked engine`).
 """
 
+import json
 import logging
 import os
 import shutil
@@ -15,13 +16,48 @@ from types import SimpleNamespace
 
 import pytest
 
+from lmi_vllm.engine.vllm.workarounds import Scope, apply
+from lmi_vllm.engine.vllm.workarounds.engine_context import EngineProcess
 from lmi_vllm.messages import EngineArguments
 from lmi_vllm.private_folders import new_private_folder
 
 pytestmark = pytest.mark.vllm
-
 # The one call of the driver that is asked, with CUDA_ERROR_NOT_INITIALIZED, or CUDA_SUCCESS.
 DRIVER = "int cuCtxGetCurrent(void **context) { *context = 0; return %d; }"
+# What a process of the fork server says: a variable that was set after it began, its exit code,
+# whether its parent is the fork server, and whether it has vLLM without having imported it.
+FORK_SERVER_AT_WORK = """
+import json, logging, os, sys, time
+from lmi_vllm.engine.vllm import fork_server
+from lmi_vllm.engine.vllm.workarounds.engine_context import EngineContext
+def say(pipe):
+    pipe.send([os.environ["LATE"], os.getppid(), "vllm.v1.engine.core" in sys.modules])
+if __name__ == "__main__":
+    logging.basicConfig(level="INFO")
+    fork_server.CHECK_SECONDS = 0.1
+    server, reasons = fork_server.ForkServer(), json.loads(sys.argv[1])
+    server.begin(None if reasons is None else lambda: reasons.pop(0))
+    server.begin(lambda: sys.exit("only the first call does"))
+    assert server.wait() and server.is_ready
+    os.environ["LATE"] = "passed on"
+    context = EngineContext()
+    ours, theirs = context.Pipe()
+    process = context.Process(target=say, args=(theirs,))
+    process.start()
+    late, parent, has_vllm = ours.recv()
+    process.join()
+    print(json.dumps([late, str(process.exitcode), parent != os.getpid(), has_vllm]))
+"""
+FAILING_FORK_SERVER = """
+import logging
+from lmi_vllm.engine.vllm import fork_server
+if __name__ == "__main__":
+    logging.basicConfig()
+    fork_server.PRELOADED = "preloaded_here"
+    server = fork_server.ForkServer()
+    server.begin()
+    print(server.wait())
+"""
 GRPC_AT_WORK = """
 import grpc
 from lmi_vllm.engine.vllm import start_method
@@ -36,25 +72,98 @@ print([before, start_method.unfit_library(start_method._native_thread_names())])
 
 
 @pytest.mark.parametrize(
-    ("reason", "set_by_user", "method"),
+    ("reason", "set_by_user", "is_ready", "method", "for_vllm"),
     [
-        ("", None, "fork"),
-        ("CUDA is initialised", None, "spawn"),
-        ("", "spawn", "spawn"),
-        ("CUDA is initialised", "fork", "fork"),
+        ("", None, False, "fork", "fork"),
+        ("", None, True, "fork", "fork"),
+        ("CUDA is initialised", None, False, "spawn", "spawn"),
+        ("CUDA is initialised", None, True, "forkserver", "fork"),
+        ("", "spawn", True, "spawn", "spawn"),
+        ("CUDA is initialised", "fork", True, "fork", "fork"),
+        ("", "forkserver", True, "forkserver", "fork"),
+        ("CUDA is initialised", "forkserver", True, "forkserver", "fork"),
+        ("", "forkserver", False, "spawn", "spawn"),  # it was tried in vain
     ],
 )
 def test_engine_is_forked_unless_there_is_a_reason(
-    monkeypatch: pytest.MonkeyPatch, reason: str, set_by_user: str | None, method: str
+    monkeypatch: pytest.MonkeyPatch,
+    reason: str,
+    set_by_user: str | None,
+    is_ready: bool,
+    method: str,
+    for_vllm: str,
 ) -> None:
-    """What the operator sets counts; vLLM spawns by itself where CUDA is initialised."""
+    """What the operator sets counts; vLLM spawns by itself where CUDA is initialised.
+
+    Workers are forked from an engine core that was forked, by whatever process.
+    """
     from lmi_vllm.engine.vllm import start  # noqa: PLC0415 (imports vLLM)
 
     monkeypatch.setenv(start.START_METHOD, "spawn")  # as vLLM leaves it on a CPU
     monkeypatch.setattr(start, "CONFIGURED_METHOD", set_by_user)
     monkeypatch.setattr(start, "why_spawned", lambda *_, **__: reason)
-    start._choose_start_method(EngineArguments({}), is_cpu=False)
-    assert os.environ[start.START_METHOD] == method
+    fork_server = SimpleNamespace(is_ready=is_ready, wait=lambda: is_ready)
+    chosen = start._choose_start_method(EngineArguments({}), fork_server, is_cpu=False)
+    assert (chosen, os.environ[start.START_METHOD]) == (method, for_vllm)
+
+
+def test_workers_of_another_node_are_spawned_instead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have no fork server, since no engine restarts there."""
+    from lmi_vllm.engine.vllm import start  # noqa: PLC0415 (imports vLLM)
+
+    monkeypatch.setenv(start.START_METHOD, "fork")
+    monkeypatch.setattr(start, "CONFIGURED_METHOD", "forkserver")
+    assert start._choose_start_method(EngineArguments({}), None, is_cpu=True) == "spawn"
+
+
+def test_plain_vllm_knows_no_fork_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So its function for a context is replaced while the fork server starts an engine."""
+    from vllm.v1.engine import utils  # noqa: PLC0415 (imports vLLM)
+
+    monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "forkserver")
+    with pytest.raises(ValueError, match="forkserver"):
+        utils.get_mp_context()
+    with apply(Scope.FORK_SERVER):
+        assert utils.get_mp_context().Process is EngineProcess
+
+
+def script(folder: Path, text: str) -> Path:
+    """Return a file with a program: a process that is started finds no function of `-c`."""
+    path = folder / "program.py"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("reasons", "said"),
+    [(None, ""), (["", "CUDA is initialised"], "for a restart of the engine: CUDA is initialised")],
+)
+def test_fork_server_begins_when_there_is_a_reason(
+    tmp_path: Path, reasons: list[str] | None, said: str
+) -> None:
+    """Once, or at once without asking; then it has forked a process already."""
+    done = subprocess.run(
+        [sys.executable, script(tmp_path, FORK_SERVER_AT_WORK), json.dumps(reasons)],
+        capture_output=True, text=True, check=True, timeout=300,
+    )  # fmt: skip
+    assert json.loads(done.stdout) == ["passed on", "0", True, True]
+    assert (said in done.stderr) if said else "restart" not in done.stderr
+    assert "can fork the engine's" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("preloaded", "is_ready"),
+    [("", True), ("raise OSError", False), ("raise ImportError", False), ("exit(1)", False)],
+)
+def test_fork_server_that_fails_is_not_used(tmp_path: Path, preloaded: str, is_ready: bool) -> None:
+    """The engine is spawned then, and the log says so."""
+    (tmp_path / "preloaded_here.py").write_text(preloaded)
+    done = subprocess.run(
+        [sys.executable, script(tmp_path, FAILING_FORK_SERVER)],
+        capture_output=True, text=True, check=True, timeout=60, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.stdout.strip() == str(is_ready)
+    assert ("will be spawned" in done.stderr) is not is_ready
 
 
 @pytest.mark.parametrize(

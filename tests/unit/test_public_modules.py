@@ -12,7 +12,7 @@ SHARED = """
     commands: explain
     config: listen options.row parsers secrets setting settings value_rules variable_names
         vllm_schema other_servers.tgi_variables other_servers.vllm_flags
-    engine: base deaths factory vllm.factory vllm.names vllm.processes vllm.start_steps
+    engine: base deaths factory vllm.factory vllm.forks vllm.names vllm.start_steps
         vllm.workarounds
     inference: context lifecycle queue request.body request.lmi request.parameters request.tgi
         start_progress start_words

@@ -41,8 +41,8 @@ from lmi_vllm.engine.vllm.engine_calls import (
     WorkerRefusalError,
     engine_name,
 )
+from lmi_vllm.engine.vllm.forks import in_own_thread
 from lmi_vllm.engine.vllm.parts import ConvertPickle
-from lmi_vllm.engine.vllm.processes import in_own_thread
 from lmi_vllm.engine.vllm.residency import Residency
 from lmi_vllm.engine.vllm.workarounds.adapter_slots import AdapterSlots, NoSlotError
 from lmi_vllm.engine.vllm.workarounds.ignored_modules import (

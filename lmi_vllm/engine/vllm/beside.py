@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from lmi_vllm.engine.factory import imports_without_collections
-from lmi_vllm.engine.vllm.processes import ENGINE_THREAD_NAME
+from lmi_vllm.engine.vllm.forks import ENGINE_THREAD_NAME
 
 FRONT_END: Final = "lmi_vllm.engine.vllm.engine"
 # What waits for the next fork of the engine thread, and the process that it is to happen in.

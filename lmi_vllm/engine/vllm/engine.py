@@ -33,12 +33,12 @@ from lmi_vllm.engine.vllm.bridge import Bridge
 from lmi_vllm.engine.vllm.configuration import cache_environment, release_environment
 from lmi_vllm.engine.vllm.engine_calls import LoadedAdapter
 from lmi_vllm.engine.vllm.engine_processes import EngineProcesses
+from lmi_vllm.engine.vllm.forks import in_own_thread
 from lmi_vllm.engine.vllm.jobs import JobRunner, PromptTokenizer
 from lmi_vllm.engine.vllm.names import (
     our_errors,
 )
 from lmi_vllm.engine.vllm.openai import VllmOpenAI
-from lmi_vllm.engine.vllm.processes import in_own_thread
 from lmi_vllm.engine.vllm.start import ERRORS
 from lmi_vllm.engine.vllm.workarounds.kept_tokenizers import forget_tokenizers
 from lmi_vllm.engine.vllm.workarounds.media_places import name_missing_places

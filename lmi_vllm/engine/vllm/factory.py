@@ -13,7 +13,16 @@ from lmi_vllm.engine.base import Engine, EngineClient
 from lmi_vllm.engine.factory import imports_without_collections
 from lmi_vllm.engine.vllm.client_parts import EngineParts
 from lmi_vllm.engine.vllm.cpu.companions import hide_unfit_companions
-from lmi_vllm.engine.vllm.processes import LOG_FORMAT_VARIABLE, new_engine_thread
+from lmi_vllm.engine.vllm.fork_server import (
+    CONFIGURED_METHOD,
+    FORK,
+    FORK_SERVER,
+    START_METHOD,
+    EngineParents,
+    ForkServer,
+)
+from lmi_vllm.engine.vllm.forks import new_engine_thread
+from lmi_vllm.engine.vllm.processes import LOG_FORMAT_VARIABLE
 from lmi_vllm.engine.vllm.workarounds import Scope, apply_to_the_end
 from lmi_vllm.engine.vllm.workarounds.slow_imports import quick_imports
 from lmi_vllm.errors import EngineStartError
@@ -90,15 +99,16 @@ def import_failure(error: ImportError) -> EngineStartError:
 async def start_vllm_engine(
     arguments: EngineArguments,
     profile: ServingProfile,
-    thread: ThreadPoolExecutor,
+    parents: EngineParents,
     parts: EngineParts,
     clients: tuple[EngineClient, ...] = (),
     checked: "VllmArguments | None" = None,
 ) -> "VllmEngine":
     """Start vLLM and everything that request handling needs of it.
 
-    `thread` must outlive the engine: its one thread is the parent of the engine's processes. Other
-    processes may join it as all `clients` but the first. What was `checked` is not read again.
+    The thread of `parents` must outlive the engine: it is the parent of its processes, unless the
+    fork server is. Other processes may join the engine as all `clients` but the first. What was
+    `checked` is not read again.
 
     Raises:
         ConfigurationError: the installed vLLM refuses an argument.
@@ -107,7 +117,7 @@ async def start_vllm_engine(
     from lmi_vllm.engine.vllm.start import start_vllm
 
     llm = await asyncio.get_running_loop().run_in_executor(
-        thread, start_vllm, arguments, profile, thread, parts, clients, checked
+        parents.thread, start_vllm, arguments, profile, parents, parts, clients, checked
     )
     from lmi_vllm.engine.vllm.engine import engine_of  # it was imported beside the engine
 
@@ -127,6 +137,7 @@ class VllmFactory:
         self._parts = parts
         self._thread: ThreadPoolExecutor | None = None  # of the next engine, not of a running one
         self._checked: VllmArguments | None = None
+        self._fork_server = ForkServer()
 
     def kind(self, arguments: EngineArguments) -> str:
         """Return vLLM's name."""
@@ -135,6 +146,9 @@ class VllmFactory:
     async def load(self, arguments: EngineArguments) -> None:
         """Import vLLM, with its log lines in our format; see `EngineFactory.load`."""
         self._set_environment()
+        if CONFIGURED_METHOD == FORK_SERVER:
+            self._exports[START_METHOD] = FORK  # vLLM refuses the other word when it is imported
+            self._fork_server.begin()
         loop = asyncio.get_running_loop()
         try:
             self._checked = await loop.run_in_executor(
@@ -151,8 +165,9 @@ class VllmFactory:
     ) -> Engine:
         """Start vLLM; see `EngineFactory.start`."""
         thread, self._thread = self._engine_thread(), None  # from here on the engine owns it
+        parents = EngineParents(thread, self._fork_server)
         return await start_vllm_engine(
-            arguments, profile, thread, self._parts, clients, self._checked
+            arguments, profile, parents, self._parts, clients, self._checked
         )
 
     def abandon(self) -> None:

@@ -14,7 +14,8 @@ from lmi_vllm.engine.vllm.client_parts import EngineParts
 from lmi_vllm.engine.vllm.configuration import VllmArguments, engine_config, runs_on_cpu
 from lmi_vllm.engine.vllm.engine import VllmClient, ended_unless_ready, prepared
 from lmi_vllm.engine.vllm.engine_calls import LoadedAdapter
-from lmi_vllm.engine.vllm.processes import adopt_forked_engines, claim_children
+from lmi_vllm.engine.vllm.forks import adopt_forked_engines
+from lmi_vllm.engine.vllm.processes import claim_children
 from lmi_vllm.errors import AdapterRefusedError
 from lmi_vllm.messages import AdapterRef, EngineArguments, ServingProfile
 

@@ -1,30 +1,24 @@
-"""Set-up of vLLM's engine processes: they end with the server, close its sockets, report errors.
+"""Set-up of vLLM's engine processes: they end with the server, log as it does, report errors.
 
 The engine is forked where that is safe, else spawned (`start_method`), so there are two ways: a
-fork hook (`adopt_forked_engines`), and vLLM's general plugin. vLLM calls the plugin
-(`register_plugin`, an entry point in pyproject.toml) in every process that it spawns. This module
-imports no vLLM: both run before or without it.
+fork hook (`forks`), and vLLM's general plugin. vLLM calls the plugin (`register_plugin`, an entry
+point in pyproject.toml) in every process that it spawns, or that the fork server forks. This module
+imports no vLLM: it runs before or without it.
 """
 
-import asyncio
 import contextlib
-import ctypes
-import functools
 import importlib
 import logging
 import os
-import signal
-import socket
 import sys
-import threading
 import traceback
-from collections.abc import Callable, Collection
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
+from lmi_vllm.engine.vllm.forks import end_with_parent
 from lmi_vllm.engine.vllm.parts import ProcessParts
-from lmi_vllm.engine.vllm.signals import block_ending_signals, heed_only_the_parent
+from lmi_vllm.engine.vllm.signals import heed_only_the_parent
 from lmi_vllm.engine.vllm.start_steps import watch_as_the_server
 from lmi_vllm.engine.vllm.workarounds import Scope, apply_to_the_end
 from lmi_vllm.engine.vllm.workarounds.not_finite import is_expected
@@ -32,8 +26,6 @@ from lmi_vllm.telemetry.expected_lines import leave_out_expected
 from lmi_vllm.telemetry.log_format import configure_logging, log_progress_bars
 from lmi_vllm.telemetry.log_handler import can_draw, ignore_dropped, telling
 
-T = TypeVar("T")
-ENGINE_THREAD_NAME: Final = "lmi-vllm-engine-parent"
 # The server sets it for the processes that it starts; without it another program uses vLLM.
 SERVER_PID_VARIABLE: Final = "LMI_VLLM_SERVER_PID"
 ERROR_FILE_VARIABLE: Final = "LMI_VLLM_ENGINE_ERROR_FILE"
@@ -53,26 +45,7 @@ SCHEDULER_LOGGER: Final = "vllm.config.scheduler"
 
 # The function of vLLM's executor that logs a worker's name and exit code, and nothing else.
 _WORKER_MONITOR: Final = "monitor_workers"
-_PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
-_IS_LINUX: Final = sys.platform == "linux"
 _STDERR: Final = 2
-
-
-def new_engine_thread() -> ThreadPoolExecutor:
-    """Return an executor of one thread, the parent of every engine process.
-
-    It must live as long as the server: the kernel ends the engine with the thread that forked it.
-    """
-    return ThreadPoolExecutor(1, ENGINE_THREAD_NAME, initializer=block_ending_signals)
-
-
-def in_own_thread(call: Callable[..., T], *arguments: object) -> asyncio.Future[T]:
-    """Run a call in a thread made for it, because a hanging call could block all shared ones."""
-    thread = ThreadPoolExecutor(1, "lmi-vllm-call")
-    try:
-        return asyncio.get_running_loop().run_in_executor(thread, call, *arguments)
-    finally:
-        thread.shutdown(wait=False)
 
 
 def claim_children() -> None:
@@ -162,74 +135,6 @@ def _causes(path: Path) -> list[str]:
     return [line for line in lines if "See root cause above" not in line and line]
 
 
-def end_with_parent(parent_pid: int) -> None:
-    """Have the kernel kill this process when the thread that started it ends (Linux)."""
-    if not _IS_LINUX:
-        return
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent_pid:  # the parent died before the call above
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-def close_internet_sockets() -> None:
-    """Close every inherited TCP and UDP socket: our listener and our clients' connections.
-
-    Their numbers stay taken, by the null device. The objects of the sockets are inherited, too, and
-    one that is collected later would close what has its number by then: a socket of ZeroMQ, whose
-    library ends the process (`No such file or directory (src/epoll.cpp:118)`).
-    """
-    _close_those(_is_internet)
-
-
-def close_all_but(kept: Collection[int]) -> None:
-    """Close every inherited descriptor that is not kept, in the same way."""
-    _close_those(lambda descriptor: descriptor not in kept)
-
-
-def _close_those(is_unwanted: Callable[[int], bool]) -> None:
-    null = os.open(os.devnull, os.O_RDWR)
-    for name in os.listdir("/proc/self/fd" if _IS_LINUX else "/dev/fd"):  # noqa: PTH208 (names only)
-        descriptor = int(name)
-        with contextlib.suppress(OSError):  # the descriptor of the listing itself
-            os.fstat(descriptor)
-            if descriptor != null and is_unwanted(descriptor):
-                os.dup2(null, descriptor, inheritable=False)
-    os.close(null)
-
-
-def _is_internet(descriptor: int) -> bool:
-    try:
-        inherited = socket.socket(fileno=descriptor)
-    except OSError:  # no socket
-        return False
-    family = inherited.family
-    inherited.detach()  # the descriptor stays open
-    return family in (socket.AF_INET, socket.AF_INET6)
-
-
-@functools.cache
-def adopt_forked_engines() -> None:
-    """Prepare every process forked from the engine thread, from now on."""
-    forking_pid = os.getpid()
-
-    def remember_parent() -> None:
-        nonlocal forking_pid
-        forking_pid = os.getpid()  # an engine process forks its workers through this hook too
-
-    def prepare_child() -> None:
-        if not threading.current_thread().name.startswith(ENGINE_THREAD_NAME):
-            return
-        end_with_parent(forking_pid)
-        # Ctrl-C reaches a terminal's whole process group: the server drains, the engine waits.
-        os.setpgrp()
-        with contextlib.suppress(ValueError):
-            signal.set_wakeup_fd(-1)  # shared with the server's event loop
-        close_internet_sockets()
-        heed_only_the_parent()
-
-    os.register_at_fork(before=remember_parent, after_in_child=prepare_child)
-
-
 def log_as_the_server() -> None:
     """Give a process that was not forked the server's log format; a forked one inherits it."""
     kind = os.environ.get(LOG_FORMAT_VARIABLE)
@@ -292,6 +197,6 @@ def register_plugin() -> None:
     with contextlib.suppress(PermissionError):  # already a group or session leader
         os.setpgrp()
     with contextlib.suppress(ValueError):  # not in the main thread
-        heed_only_the_parent()
+        heed_only_the_parent(int(server_pid))  # the fork server is the parent of its processes
     if error_file := os.environ.get(ERROR_FILE_VARIABLE):
         watch_root_causes(error_file)

@@ -11,7 +11,7 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from multiprocessing import resource_tracker
 from typing import Final
 
@@ -33,8 +33,10 @@ def block_ending_signals(*, will_spawn: bool = False) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
 
 
-def heed_only_the_parent() -> None:
+def heed_only_the_parent(*others: int) -> None:
     """Let a new process of the engine, in its main thread, be ended by its parent's signals only.
+
+    Those of `others`, which are process ids, count as its parent's.
 
     Does nothing where the signals were not blocked from the beginning, as in processes of Ray's.
     """
@@ -61,14 +63,17 @@ def heed_only_the_parent() -> None:
             signal.pthread_kill(main, wake)
 
     threading.Thread(
-        target=_listen, args=(os.getppid(), pass_on), name=_THREAD_NAME, daemon=True
+        target=_listen,
+        args=({os.getppid(), os.getpid(), *others}, pass_on),
+        name=_THREAD_NAME,
+        daemon=True,
     ).start()
 
 
-def _listen(parent: int, pass_on: Callable[[int], None]) -> None:
+def _listen(heeded: Collection[int], pass_on: Callable[[int], None]) -> None:
     while True:
         received = signal.sigwaitinfo(_ENDING)
-        if received.si_pid in (parent, os.getpid()):
+        if received.si_pid in heeded:
             pass_on(received.si_signo)
             continue
         sender = received.si_pid

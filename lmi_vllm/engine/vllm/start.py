@@ -5,7 +5,6 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,10 +27,19 @@ from lmi_vllm.engine.vllm.configuration import (
     worked_around,
 )
 from lmi_vllm.engine.vllm.engine_processes import noting_shared_memory
+from lmi_vllm.engine.vllm.fork_server import (
+    CONFIGURED_METHOD,
+    FORK,
+    FORK_SERVER,
+    SPAWN,
+    START_METHOD,
+    EngineParents,
+    ForkServer,
+)
+from lmi_vllm.engine.vllm.forks import adopt_forked_engines
 from lmi_vllm.engine.vllm.names import cached_tokenizer_from_config
 from lmi_vllm.engine.vllm.processes import (
     ERROR_FILE_VARIABLE,
-    adopt_forked_engines,
     claim_children,
     keep_bars_out_of_the_log,
     read_root_cause,
@@ -39,7 +47,11 @@ from lmi_vllm.engine.vllm.processes import (
 )
 from lmi_vllm.engine.vllm.signals import block_ending_signals
 from lmi_vllm.engine.vllm.start_failures import start_error_of, with_argument
-from lmi_vllm.engine.vllm.start_method import why_spawned, why_unfit
+from lmi_vllm.engine.vllm.start_method import (
+    can_become_unfit,
+    why_spawned,
+    why_unfit,
+)
 from lmi_vllm.engine.vllm.tokenizer_trial import tried
 from lmi_vllm.engine.vllm.workarounds import Scope, apply
 from lmi_vllm.engine.vllm.workarounds.not_finite import NOT_FINITE_COUNT
@@ -49,9 +61,6 @@ from lmi_vllm.private_folders import SHARED_MEMORY, PrivateFolder, new_private_f
 
 logger = logging.getLogger(__name__)
 
-START_METHOD: Final = "VLLM_WORKER_MULTIPROC_METHOD"  # vLLM's: fork, spawn or forkserver
-# The user's value: vLLM overwrites it at each start, also at one that fails.
-CONFIGURED_METHOD: Final = os.environ.get(START_METHOD)
 ERRORS: Final = "engine-errors"  # the file of what processes log as exceptions
 SOCKETS_FOLDER: Final = "VLLM_RPC_BASE_PATH"  # vLLM's, of its processes' sockets
 NUMBA_THREADS: Final = "NUMBA_NUM_THREADS"
@@ -83,19 +92,19 @@ def start_headless_workers(arguments: EngineArguments, *, is_cpu: bool) -> Any:
         arguments = adjusted_for_cpu(arguments)
     namespace = VllmArguments.of(arguments).namespace
     config = engine_config(namespace, 1, 0, is_cpu=is_cpu, headless=True)
-    _choose_start_method(arguments, is_cpu=is_cpu)
+    _choose_start_method(arguments, None, is_cpu=is_cpu)
     return headless_workers(config)
 
 
 def start_vllm(
     arguments: EngineArguments,
     profile: ServingProfile,
-    thread: ThreadPoolExecutor,
+    parents: EngineParents,
     parts: EngineParts,
     clients: tuple[EngineClient, ...],
     checked: VllmArguments | None,
 ) -> LeadingAsyncLLM:
-    """Start an engine; called on `thread`, so that the event loop stays free.
+    """Start an engine; called on the thread of `parents`, so that the event loop stays free.
 
     Each of `clients` but the first can be another process. What was `checked` is not read again.
 
@@ -104,6 +113,7 @@ def start_vllm(
         EngineStartError: the engine did not come up; the text is the root cause.
     """
     check_open_files()
+    thread, fork_server = parents
     with _engine_folder() as folder, starting(arguments, folder.path / ERRORS) as is_cpu:
         if is_cpu:
             arguments = adjusted_for_cpu(arguments)
@@ -112,10 +122,15 @@ def start_vllm(
         config = engine_config(read.namespace, len(clients) or 1, 0, is_cpu=is_cpu, names=names)
         model = config.model_config
         tried(str(model.tokenizer), partial(cached_tokenizer_from_config, model))
-        _choose_start_method(arguments, is_cpu=is_cpu)
+        method = _choose_start_method(arguments, fork_server, is_cpu=is_cpu)
         own_length = config.model_config.max_model_len
         setup = EngineSetup(read, config, profile, thread, is_cpu, parts)
-        with _sockets_in(folder), noting_shared_memory(folder), _front_end_beside(config):
+        with (
+            _sockets_in(folder),
+            noting_shared_memory(folder),
+            _front_end_beside(config),
+            apply(Scope.FORK_SERVER) if method == FORK_SERVER else contextlib.nullcontext(),
+        ):
             llm = LeadingAsyncLLM(setup, clients, folder)
         try:
             import_front_end()  # not yet where no process, or several, were forked
@@ -123,6 +138,8 @@ def start_vllm(
             llm.clean_up()
             llm.shutdown()
             raise
+    if fork_server and not CONFIGURED_METHOD and can_become_unfit(arguments, is_cpu=is_cpu):
+        fork_server.begin(why_unfit)
     if (fitted := config.model_config.max_model_len) < own_length:
         logger.warning(
             "max_model_len: the model's own length is %d, its KV cache fits %d; set max_model_len, "
@@ -198,23 +215,32 @@ def _sockets_in(folder: PrivateFolder) -> Iterator[None]:
         del os.environ[SOCKETS_FOLDER]
 
 
-def _choose_start_method(arguments: EngineArguments, *, is_cpu: bool) -> None:
-    """On Linux, fork the engine from here, where everything is imported; else spawn it.
+def _choose_start_method(
+    arguments: EngineArguments, fork_server: ForkServer | None, *, is_cpu: bool
+) -> str:
+    """On Linux, fork the engine from here, where everything is imported, or from the fork server.
 
-    create_engine_config() has just set "spawn" on a CPU. What the operator set counts: vLLM itself
-    spawns where CUDA is initialised, whatever is set.
+    Else spawn it. Returns what was chosen. create_engine_config() has just set "spawn" on a CPU.
+    What the operator set counts: vLLM itself spawns where CUDA is initialised, whatever is set.
     """
     if sys.platform != "linux":
-        return
+        return os.environ.get(START_METHOD, SPAWN)
     reason = why_spawned(arguments, is_cpu=is_cpu)
-    method = CONFIGURED_METHOD or ("spawn" if reason else "fork")
+    method = CONFIGURED_METHOD or (SPAWN if reason else FORK)
+    if method == FORK_SERVER and not (fork_server and fork_server.wait()):
+        method = SPAWN
     if CONFIGURED_METHOD:
         logger.info("the engine's process: %s, set by %s", method, START_METHOD)
+    elif reason and fork_server and fork_server.is_ready:
+        method = FORK_SERVER
+        logger.info("the engine's process is forked by another one than the server: %s", reason)
     elif reason:
         logger.info("the engine's process is spawned and imports vLLM again: %s", reason)
-    os.environ[START_METHOD] = method
-    block_ending_signals(will_spawn=method != "fork")
+    # The engine core that is forked forks its workers.
+    os.environ[START_METHOD] = FORK if method == FORK_SERVER else method
+    block_ending_signals(will_spawn=method != FORK)
     adopt_forked_engines()
+    return method
 
 
 def why_front_ends_are_spawned() -> str:

@@ -37,14 +37,18 @@ UNFIT_THREADS: Final = MappingProxyType(
 
 def why_spawned(arguments: EngineArguments, *, is_cpu: bool) -> str:
     """Return why the engine's process cannot be forked from this one; empty if it can."""
-    if is_cpu:
-        return ""
+    return "" if is_cpu else _why_always_spawned(arguments) or why_unfit()
+
+
+def can_become_unfit(arguments: EngineArguments, *, is_cpu: bool) -> bool:
+    """Whether this process may fork no engine later, where one that is fit still could."""
+    return not is_cpu and not _why_always_spawned(arguments)
+
+
+def _why_always_spawned(arguments: EngineArguments) -> str:
+    """Return why no process forks the engine of a GPU, fit or not; empty if one can."""
     if not current_platform.is_cuda():
         return f"vLLM's platform here is {current_platform.device_name}, not CUDA"
-    return _why_not_by_arguments(arguments) or why_unfit()
-
-
-def _why_not_by_arguments(arguments: EngineArguments) -> str:
     values = arguments.values
     if arguments.number("nnodes", 1) > 1 or "ray" in (
         values.get("distributed_executor_backend"),

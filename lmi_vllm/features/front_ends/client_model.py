@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from lmi_vllm.engine.factory import freeze_heap, refreeze_heap
 from lmi_vllm.engine.vllm.factory import import_vllm
-from lmi_vllm.engine.vllm.processes import new_engine_thread
+from lmi_vllm.engine.vllm.forks import new_engine_thread
 from lmi_vllm.features.front_ends.channel import (
     AdapterList,
     Channel,

@@ -20,7 +20,7 @@ from lmi_vllm.assembly import assembled
 from lmi_vllm.clock import CUT_OFF_ANSWER_SECONDS
 from lmi_vllm.commands.serve import configure_server_logging, end_process
 from lmi_vllm.config.listen import ListenAddress, listener_tls
-from lmi_vllm.engine.vllm.processes import end_with_parent
+from lmi_vllm.engine.vllm.forks import end_with_parent
 from lmi_vllm.features.front_ends.channel import (
     AdapterList,
     CallReply,

@@ -26,10 +26,9 @@ from multiprocessing import resource_tracker
 from typing import Final, NoReturn
 
 from lmi_vllm.engine.vllm.factory import renew_random_numbers
-from lmi_vllm.engine.vllm.processes import close_all_but, end_with_parent
+from lmi_vllm.engine.vllm.forks import close_all_but, end_with_parent, name_process
 
 PROGRAM: Final = "lmi_vllm.features.front_ends.process"
-TITLE: Final = "lmi-vllm::"  # as vLLM names its processes: VLLM::EngineCore
 TEMPLATE_NAME: Final = "front-end-template"
 FRONT_END_NAME: Final = "front-end"
 NOT_FORKED: Final = -1  # instead of a process id: there is no room for another
@@ -81,7 +80,7 @@ def _be_template(control: socket.socket, server: int, signals: Collection[int]) 
     os.setsid()  # Ctrl-C is for the server: it drains
     _forget_server(control.fileno())
     signal.pthread_sigmask(signal.SIG_SETMASK, signals)
-    _name_process(TEMPLATE_NAME)
+    name_process(TEMPLATE_NAME)
     if (found := _serve(control)) is None:
         return
     channel, parent = found
@@ -89,7 +88,7 @@ def _be_template(control: socket.socket, server: int, signals: Collection[int]) 
         time.sleep(_HANDED_OVER_SECONDS)
     end_with_parent(server)
     os.setsid()
-    _name_process(FRONT_END_NAME)
+    name_process(FRONT_END_NAME)
     renew_random_numbers()
     importlib.import_module(PROGRAM).run_front_end(channel)
 
@@ -167,8 +166,3 @@ def _fork_apart() -> tuple[int, int]:
     os.close(reader)
     os.waitpid(between, 0)  # from here on its child is the server's
     return REPLY.unpack(told)[0] if told else NOT_FORKED, 0
-
-
-def _name_process(name: str) -> None:
-    with contextlib.suppress(ImportError):  # vLLM brings it
-        importlib.import_module("setproctitle").setproctitle(TITLE + name)

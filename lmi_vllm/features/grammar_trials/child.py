@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from lmi_vllm.engine.vllm.processes import close_internet_sockets, end_with_parent, in_own_thread
+from lmi_vllm.engine.vllm.forks import close_internet_sockets, end_with_parent, in_own_thread
 
 # A child's copy of the server may grow by so much. Beyond, its allocations fail, and it says so.
 MEMORY_BYTES: Final = 4 << 30

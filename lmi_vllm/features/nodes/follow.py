@@ -13,7 +13,7 @@ from lmi_vllm.clock import Clock
 from lmi_vllm.config.setting import CommandLine
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.engine.factory import EngineFactory
-from lmi_vllm.engine.vllm.processes import new_engine_thread
+from lmi_vllm.engine.vllm.forks import new_engine_thread
 from lmi_vllm.errors import LmiError
 from lmi_vllm.features.nodes.cluster import follows, node_rank
 from lmi_vllm.features.nodes.liveness import Follower

@@ -6,7 +6,7 @@ command line.
 
 import sys
 
-from lmi_vllm.engine.vllm.processes import end_with_parent
+from lmi_vllm.engine.vllm.forks import end_with_parent
 from lmi_vllm.signals import end_on_signals, ignore_users_signals
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from lmi_vllm.engine.vllm.beside import after_the_fork
-from lmi_vllm.engine.vllm.processes import new_engine_thread
+from lmi_vllm.engine.vllm.forks import new_engine_thread
 
 
 def forked(run: Callable[[], int] = int) -> int:

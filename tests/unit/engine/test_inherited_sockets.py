@@ -5,7 +5,7 @@ import sys
 
 CHILD = """
 import os, socket
-from lmi_vllm.engine.vllm.processes import close_internet_sockets
+from lmi_vllm.engine.vllm.forks import close_internet_sockets
 
 listener = socket.create_server(("127.0.0.1", 0))
 address = listener.getsockname()

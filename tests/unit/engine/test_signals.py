@@ -13,7 +13,7 @@ ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 FORK = """
     import multiprocessing, os, signal, sys, threading
     from multiprocessing import shared_memory
-    from lmi_vllm.engine.vllm.processes import adopt_forked_engines, new_engine_thread
+    from lmi_vllm.engine.vllm.forks import adopt_forked_engines, new_engine_thread
 
     def engine(is_waiting):
         from lmi_vllm.engine.vllm.signals import heed_only_the_parent

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from lmi_vllm.engine.vllm.forks import ENGINE_THREAD_NAME, new_engine_thread
 from lmi_vllm.engine.vllm.processes import (
     ENGINE_LOGGERS,
-    ENGINE_THREAD_NAME,
-    new_engine_thread,
     read_root_cause,
     read_worker_end,
     register_plugin,
@@ -127,7 +126,7 @@ def run_python(code: str, **environ: str) -> subprocess.CompletedProcess[str]:
 
 FORK = """
     import os, socket
-    from lmi_vllm.engine.vllm.processes import adopt_forked_engines, new_engine_thread
+    from lmi_vllm.engine.vllm.forks import adopt_forked_engines, new_engine_thread
     adopt_forked_engines()
     adopt_forked_engines()  # once is enough
     listener = socket.create_server(("127.0.0.1", 0))
@@ -175,7 +174,7 @@ def test_forked_engine_dies_with_the_server(number: signal.Signals) -> None:
     """However the server ends, the kernel ends what it forked."""
     code = """
         import os, sys, time
-        from lmi_vllm.engine.vllm.processes import adopt_forked_engines, new_engine_thread
+        from lmi_vllm.engine.vllm.forks import adopt_forked_engines, new_engine_thread
         adopt_forked_engines()
 
         def fork():

@@ -29,6 +29,7 @@ from lmi_vllm.engine.vllm.cpu import (
 )
 from lmi_vllm.engine.vllm.workarounds import (
     audio_files,
+    engine_context,
     lost_processes,
     model_length,
     model_scripts,
@@ -57,6 +58,7 @@ class Scope(Enum):
     APPLICATION = "in the server, while vLLM makes its HTTP application"
     LENGTH = "in the server, while vLLM makes its configuration"
     ENGINE = "in the server before it starts the engine, and in the engine's process to its end"
+    FORK_SERVER = "in the server, while the fork server starts the processes of an engine"
     TOKENIZERS = "in every process, from before it loads a tokenizer to its end"
 
 
@@ -164,6 +166,14 @@ WORKAROUNDS: Final = (
         "vllm.v1.engine.utils:CoreEngineProcManager.finished_procs",
         lost_processes.waited_for,
         Scope.ENGINE,
+    ),
+    Workaround(
+        "vllm.v1.engine.utils:get_mp_context", engine_context.of_the_fork_server, Scope.FORK_SERVER
+    ),
+    Workaround(
+        "vllm.v1.engine.coordinator:get_mp_context",
+        engine_context.of_the_fork_server,
+        Scope.FORK_SERVER,
     ),
     Workaround(
         "transformers.models.auto.tokenization_auto:AutoTokenizer.from_pretrained",
