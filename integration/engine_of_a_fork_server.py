@@ -80,7 +80,7 @@ def test_engine_is_forked_by_the_fork_server(server_process: StartServer) -> Non
         process.send_signal(signal.SIGTERM)  # as the manager of a service does to all of them
     assert wait_until(lambda: server.stderr.count("SIGTERM of process") == 1 + RANKS, GONE_SECONDS)
     killed_and_back(server, url, core)
-    assert b'"code": 500' in stream.rest().splitlines()[-1]
+    assert b'"code":500' in stream.rest().splitlines()[-1]
     assert only(server, CORE).ppid() == fork_server.pid
     assert answers(url, NAMES) == before
 
@@ -113,3 +113,4 @@ def test_server_that_becomes_unfit_restarts_as_fast(
     server.process.terminate()
     assert server.wait_exit() == 0
     assert not psutil.wait_procs(processes, GONE_SECONDS)[1]
+    assert "is ignored: the server ends its engine itself" not in server.stderr

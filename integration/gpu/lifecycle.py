@@ -28,9 +28,11 @@ DRIVER_PROBE = (
 FORKS = "can fork the engine's"  # in the log, once the fork server has shown that it does
 USES_THE_DEVICE = """
 import torch
-if torch.cuda.is_available():
-    torch.cuda.init()
-    torch.zeros(1, device="cuda")
+
+async def handle(inputs):
+    if torch.cuda.is_available():
+        torch.zeros(1, device="cuda")
+    return None  # vLLM answers
 """
 HEADS_DIVIDE_BY = (1, 2, 4)  # of the embedded model
 
@@ -140,7 +142,7 @@ def engine_death(suite: Suite) -> str:
 
 
 def unfit_server(suite: Suite) -> str:
-    """A server with a CUDA context of its own cannot fork; another process forks its next engine.
+    """A server whose code takes a CUDA context cannot fork; another process forks its next engine.
 
     Without a GPU that process is asked for.
     """
@@ -159,7 +161,7 @@ def unfit_server(suite: Suite) -> str:
         assert wait_until(lambda: _is_healthy(server, url), READY_SECONDS)
         took = time.monotonic() - began
         assert text_of(url) == before
-        assert server.stderr.count("is spawned") == suite.machine.has_gpu  # the first one
+        assert "is spawned" not in server.stderr
     return f"back after {took:.1f} s"
 
 
