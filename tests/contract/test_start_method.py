@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import pytest
 
 from lmi_vllm.engine.vllm.workarounds import Scope, apply
-from lmi_vllm.engine.vllm.workarounds.engine_context import EngineProcess
+from lmi_vllm.engine.vllm.workarounds.engine_context import ForkServerChild
 from lmi_vllm.messages import EngineArguments
 from lmi_vllm.private_folders import new_private_folder
 
@@ -124,7 +124,7 @@ def test_plain_vllm_knows_no_fork_server(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(ValueError, match="forkserver"):
         utils.get_mp_context()
     with apply(Scope.FORK_SERVER):
-        assert utils.get_mp_context().Process is EngineProcess
+        assert utils.get_mp_context().Process is ForkServerChild
 
 
 def script(folder: Path, text: str) -> Path:

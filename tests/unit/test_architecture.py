@@ -81,7 +81,8 @@ LIBRARIES = {
 # Besides cli.py: what vLLM is told through the environment, and what its child processes read.
 ENVIRONMENT = (
     r"(cli|features/image/(__main__|commands)|features/ray_serve/deployment)\.py|commands/serve\.py"
-    r"|engine/vllm/(configuration|start|start_steps|processes|cpu/compilation|workarounds/model_scripts)\.py"
+    r"|engine/vllm/(configuration|start|start_steps|processes|cpu/compilation)\.py"
+    r"|engine/vllm/workarounds/(engine_context|model_scripts)\.py"
 )
 
 

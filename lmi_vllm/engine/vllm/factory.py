@@ -14,15 +14,13 @@ from lmi_vllm.engine.factory import imports_without_collections
 from lmi_vllm.engine.vllm.client_parts import EngineParts
 from lmi_vllm.engine.vllm.cpu.companions import hide_unfit_companions
 from lmi_vllm.engine.vllm.fork_server import (
-    CONFIGURED_METHOD,
     FORK,
     FORK_SERVER,
-    START_METHOD,
     EngineParents,
     ForkServer,
 )
 from lmi_vllm.engine.vllm.forks import new_engine_thread
-from lmi_vllm.engine.vllm.processes import LOG_FORMAT_VARIABLE
+from lmi_vllm.engine.vllm.processes import CONFIGURED_METHOD, LOG_FORMAT_VARIABLE, START_METHOD
 from lmi_vllm.engine.vllm.workarounds import Scope, apply_to_the_end
 from lmi_vllm.engine.vllm.workarounds.slow_imports import quick_imports
 from lmi_vllm.errors import EngineStartError

@@ -8,7 +8,6 @@ VLLM_WORKER_MULTIPROC_METHOD=forkserver. This module imports no vLLM.
 
 import logging
 import multiprocessing
-import os
 import sys
 import threading
 from collections.abc import Callable
@@ -20,9 +19,6 @@ from lmi_vllm.engine.vllm.workarounds.engine_context import EngineContext
 
 logger = logging.getLogger(__name__)
 
-START_METHOD: Final = "VLLM_WORKER_MULTIPROC_METHOD"  # vLLM's: fork or spawn; ours: forkserver
-# The user's value: vLLM overwrites it at each start, also at one that fails.
-CONFIGURED_METHOD: Final = os.environ.get(START_METHOD)
 FORK, SPAWN, FORK_SERVER = "fork", "spawn", "forkserver"  # as multiprocessing names them
 PRELOADED: Final = "lmi_vllm.engine.vllm.preloaded"
 CHECK_SECONDS: Final = 30.0

@@ -26,6 +26,9 @@ from lmi_vllm.telemetry.expected_lines import leave_out_expected
 from lmi_vllm.telemetry.log_format import configure_logging, log_progress_bars
 from lmi_vllm.telemetry.log_handler import can_draw, ignore_dropped, telling
 
+START_METHOD: Final = "VLLM_WORKER_MULTIPROC_METHOD"  # vLLM's: fork or spawn; ours: forkserver
+# The user's value: vLLM overwrites it at each start, also at one that fails.
+CONFIGURED_METHOD: Final = os.environ.get(START_METHOD)
 # The server sets it for the processes that it starts; without it another program uses vLLM.
 SERVER_PID_VARIABLE: Final = "LMI_VLLM_SERVER_PID"
 ERROR_FILE_VARIABLE: Final = "LMI_VLLM_ENGINE_ERROR_FILE"

@@ -28,18 +28,18 @@ from lmi_vllm.engine.vllm.configuration import (
 )
 from lmi_vllm.engine.vllm.engine_processes import noting_shared_memory
 from lmi_vllm.engine.vllm.fork_server import (
-    CONFIGURED_METHOD,
     FORK,
     FORK_SERVER,
     SPAWN,
-    START_METHOD,
     EngineParents,
     ForkServer,
 )
 from lmi_vllm.engine.vllm.forks import adopt_forked_engines
 from lmi_vllm.engine.vllm.names import cached_tokenizer_from_config
 from lmi_vllm.engine.vllm.processes import (
+    CONFIGURED_METHOD,
     ERROR_FILE_VARIABLE,
+    START_METHOD,
     claim_children,
     keep_bars_out_of_the_log,
     read_root_cause,

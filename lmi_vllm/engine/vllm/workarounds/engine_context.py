@@ -23,7 +23,7 @@ from lmi_vllm.engine.vllm.forks import ENGINE_THREAD_NAME, adopt_forked_engines,
 _THREADS: Final = "OMP_NUM_THREADS"
 
 
-class EngineProcess(ForkServerProcess):
+class ForkServerChild(ForkServerProcess):
     """A process of the fork server, with the environment that this one has when it is started."""
 
     def start(self) -> None:
@@ -38,9 +38,9 @@ class EngineProcess(ForkServerProcess):
 
 
 class EngineContext(ForkServerContext):
-    """The context of multiprocessing whose processes are `EngineProcess`es."""
+    """The context of multiprocessing whose processes are `ForkServerChild`es."""
 
-    Process = EngineProcess  # type: ignore[assignment,unused-ignore]
+    Process = ForkServerChild  # type: ignore[assignment,unused-ignore]
 
 
 def of_the_fork_server(_: Callable[[], Any]) -> Callable[[], EngineContext]:
