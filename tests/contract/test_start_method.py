@@ -16,7 +16,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from lmi_vllm.engine.vllm.workarounds import Scope, apply
 from lmi_vllm.engine.vllm.workarounds.engine_context import ForkServerChild
 from lmi_vllm.messages import EngineArguments
 from lmi_vllm.private_folders import new_private_folder
@@ -123,8 +122,26 @@ def test_plain_vllm_knows_no_fork_server(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "forkserver")
     with pytest.raises(ValueError, match="forkserver"):
         utils.get_mp_context()
-    with apply(Scope.FORK_SERVER):
-        assert utils.get_mp_context().Process is ForkServerChild
+
+
+def test_vllm_takes_the_context_of_the_fork_server(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Although it has decided to spawn; its word of that would be wrong in the log."""
+    from vllm.utils import system_utils  # noqa: PLC0415 (imports vLLM)
+    from vllm.v1.engine import coordinator, utils  # noqa: PLC0415 (imports vLLM)
+
+    from lmi_vllm.engine.vllm.start import _forking_elsewhere  # noqa: PLC0415 (imports vLLM)
+
+    monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "fork")
+    monkeypatch.setattr(system_utils, "cuda_is_initialized", lambda: True)
+    with _forking_elsewhere():
+        for module in (utils, coordinator):
+            assert module.get_mp_context().Process is ForkServerChild
+    assert not caplog.records
+    monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "fork")
+    assert utils.get_mp_context().get_start_method() == "spawn"
+    assert "must use the `spawn`" in caplog.text
 
 
 def script(folder: Path, text: str) -> Path:

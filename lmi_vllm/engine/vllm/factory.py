@@ -19,8 +19,8 @@ from lmi_vllm.engine.vllm.fork_server import (
     EngineParents,
     ForkServer,
 )
-from lmi_vllm.engine.vllm.forks import new_engine_thread
-from lmi_vllm.engine.vllm.processes import CONFIGURED_METHOD, LOG_FORMAT_VARIABLE, START_METHOD
+from lmi_vllm.engine.vllm.forks import START_METHOD, new_engine_thread
+from lmi_vllm.engine.vllm.processes import CONFIGURED_METHOD, LOG_FORMAT_VARIABLE
 from lmi_vllm.engine.vllm.workarounds import Scope, apply_to_the_end
 from lmi_vllm.engine.vllm.workarounds.slow_imports import quick_imports
 from lmi_vllm.errors import EngineStartError

@@ -66,11 +66,12 @@ class ForkServer:
             self._is_fit = trial.exitcode == 0
         except (OSError, EOFError) as error:
             logger.warning("the fork server: %s: %s", type(error).__name__, error)
+        finally:
+            self._was_tried.set()
         if self._is_fit:
             logger.info("a process that has imported vLLM can fork the engine's")
         else:
             logger.warning("the fork server does not fork: the engine's process will be spawned")
-        self._was_tried.set()
         while True:
             pause.wait()
 

@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import ctypes
 import functools
-import importlib
 import os
 import signal
 import socket
@@ -21,6 +20,7 @@ from lmi_vllm.engine.vllm.signals import block_ending_signals, heed_only_the_par
 
 TITLE: Final = "lmi-vllm::"  # as vLLM names its processes: VLLM::EngineCore
 T = TypeVar("T")
+START_METHOD: Final = "VLLM_WORKER_MULTIPROC_METHOD"  # vLLM's: fork or spawn; ours: forkserver
 ENGINE_THREAD_NAME: Final = "lmi-vllm-engine-parent"
 _PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
 _IS_LINUX: Final = sys.platform == "linux"
@@ -55,7 +55,9 @@ def end_with_parent(parent_pid: int) -> None:
 def name_process(name: str) -> None:
     """Give this process a name of ours, which `ps` shows."""
     with contextlib.suppress(ImportError):  # vLLM brings it
-        importlib.import_module("setproctitle").setproctitle(TITLE + name)
+        from setproctitle import setproctitle  # noqa: PLC0415 (it may be missing)
+
+        setproctitle(TITLE + name)
 
 
 def close_internet_sockets() -> None:

@@ -14,6 +14,4 @@ end_with_parent(os.getppid())
 name_process("fork-server")
 with imports_without_collections(), quick_imports():
     hide_unfit_companions()
-    import vllm.v1.engine.core  # noqa: F401 (for the engine core)
-
     import lmi_vllm.engine.vllm.start  # noqa: F401 (what a server has imported that forks)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from lmi_vllm.engine.vllm.forks import end_with_parent
+from lmi_vllm.engine.vllm.forks import START_METHOD, end_with_parent
 from lmi_vllm.engine.vllm.parts import ProcessParts
 from lmi_vllm.engine.vllm.signals import heed_only_the_parent
 from lmi_vllm.engine.vllm.start_steps import watch_as_the_server
@@ -26,7 +26,6 @@ from lmi_vllm.telemetry.expected_lines import leave_out_expected
 from lmi_vllm.telemetry.log_format import configure_logging, log_progress_bars
 from lmi_vllm.telemetry.log_handler import can_draw, ignore_dropped, telling
 
-START_METHOD: Final = "VLLM_WORKER_MULTIPROC_METHOD"  # vLLM's: fork or spawn; ours: forkserver
 # The user's value: vLLM overwrites it at each start, also at one that fails.
 CONFIGURED_METHOD: Final = os.environ.get(START_METHOD)
 # The server sets it for the processes that it starts; without it another program uses vLLM.

@@ -34,12 +34,11 @@ from lmi_vllm.engine.vllm.fork_server import (
     EngineParents,
     ForkServer,
 )
-from lmi_vllm.engine.vllm.forks import adopt_forked_engines
+from lmi_vllm.engine.vllm.forks import START_METHOD, adopt_forked_engines
 from lmi_vllm.engine.vllm.names import cached_tokenizer_from_config
 from lmi_vllm.engine.vllm.processes import (
     CONFIGURED_METHOD,
     ERROR_FILE_VARIABLE,
-    START_METHOD,
     claim_children,
     keep_bars_out_of_the_log,
     read_root_cause,
@@ -54,6 +53,7 @@ from lmi_vllm.engine.vllm.start_method import (
 )
 from lmi_vllm.engine.vllm.tokenizer_trial import tried
 from lmi_vllm.engine.vllm.workarounds import Scope, apply
+from lmi_vllm.engine.vllm.workarounds.engine_context import without_forced_spawn
 from lmi_vllm.engine.vllm.workarounds.not_finite import NOT_FINITE_COUNT
 from lmi_vllm.errors import ConfigurationError, EngineStartError
 from lmi_vllm.messages import EngineArguments, ServingProfile
@@ -129,7 +129,7 @@ def start_vllm(
             _sockets_in(folder),
             noting_shared_memory(folder),
             _front_end_beside(config),
-            apply(Scope.FORK_SERVER) if method == FORK_SERVER else contextlib.nullcontext(),
+            _forking_elsewhere() if method == FORK_SERVER else contextlib.nullcontext(),
         ):
             llm = LeadingAsyncLLM(setup, clients, folder)
         try:
@@ -241,6 +241,13 @@ def _choose_start_method(
     block_ending_signals(will_spawn=method != FORK)
     adopt_forked_engines()
     return method
+
+
+@contextlib.contextmanager
+def _forking_elsewhere() -> Iterator[None]:
+    """Let vLLM take the processes of an engine from the fork server."""
+    with apply(Scope.FORK_SERVER), without_forced_spawn():
+        yield
 
 
 def why_front_ends_are_spawned() -> str:

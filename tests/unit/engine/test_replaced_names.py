@@ -61,6 +61,7 @@ REPLACED: Final = {
     "model_hosting_container_standards.sagemaker:bootstrap": ("runs a script of the model", ALL),
     "vllm.v1.executor.multiproc_executor:WorkerProc.wait_for_ready": ("signals of workers", ALL),
     "vllm.v1.engine.utils:CoreEngineProcManager.finished_procs": ("signals of cores", ALL),
+    "vllm.utils.system_utils:multiprocessing": ("processes of a fork server", ALL),
     "vllm.distributed.device_communicators.cpu_communicator:_CPUSHMDistributed._init_cpu_shm": (
         "shared memory that stays",
         ALL,
@@ -199,6 +200,7 @@ FIELDS_SET: Final = {
         "state.stats.num_generation_tokens",
     },
     "media_urls/decoded.py": {"self.record.decoded_audio", "self.record.decoded_pixels"},
+    "workarounds/engine_context.py": {"threading.current_thread().name"},  # of a new process
     "workarounds/ended_streams.py": {
         "handler._chat_completion_stream_to_v2",
         "handler.create_streaming_error_response",

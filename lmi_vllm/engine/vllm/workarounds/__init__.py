@@ -168,12 +168,7 @@ WORKAROUNDS: Final = (
         Scope.ENGINE,
     ),
     Workaround(
-        "vllm.v1.engine.utils:get_mp_context", engine_context.of_the_fork_server, Scope.FORK_SERVER
-    ),
-    Workaround(
-        "vllm.v1.engine.coordinator:get_mp_context",
-        engine_context.of_the_fork_server,
-        Scope.FORK_SERVER,
+        "vllm.utils.system_utils:multiprocessing", engine_context.OneContext, Scope.FORK_SERVER
     ),
     Workaround(
         "transformers.models.auto.tokenization_auto:AutoTokenizer.from_pretrained",
