@@ -11,8 +11,10 @@ import pytest
 from integration.client import OpenStream, wait_until
 from integration.conftest import READY_SECONDS, ServerProcess, StartServer
 from integration.engine_restart import LONG, answers, is_back, ping
+from integration.server_exit_cleans_up import short_folder
 
 pytestmark = pytest.mark.vllm
+__all__ = ["short_folder"]  # a fixture
 FORK_SERVER = "lmi-vllm::fork-server"
 CORE, WORKER = "VLLM::EngineCore", "VLLM::Worker"
 HAS_BEGUN = "can fork the engine's"
@@ -22,6 +24,7 @@ CONFIGURED = {
     "OPTION_TENSOR_PARALLEL_DEGREE": str(RANKS),
     "VLLM_CPU_OMP_THREADS_BIND": "0|1",
 }
+SHARED = Path("/dev/shm")
 GONE_SECONDS = 20.0
 NAMES = (None, "capitals", "json")
 RESTARTS = {"SERVING_RETRY_THRESHOLD": "5"}
@@ -85,7 +88,12 @@ def test_engine_is_forked_by_the_fork_server(server_process: StartServer) -> Non
     assert answers(url, NAMES) == before
 
     killed_and_back(server, url, fork_server)  # the engine ends with it
-    assert only(server, FORK_SERVER).pid != fork_server.pid
+    assert "the fork server ended, and the engine with it" in server.stderr
+    second = only(server, FORK_SERVER)
+    assert second.pid != fork_server.pid
+    assert only(server, CORE).ppid() == second.pid
+    killed_and_back(server, url, only(server, CORE))
+    assert only(server, CORE).ppid() == second.pid  # it does not end with an engine
     assert answers(url, NAMES) == before
     processes = psutil.Process(server.process.pid).children(recursive=True)
     os.kill(server.process.pid, signal.SIGKILL)
@@ -94,13 +102,15 @@ def test_engine_is_forked_by_the_fork_server(server_process: StartServer) -> Non
 
 
 def test_server_that_becomes_unfit_restarts_as_fast(
-    server_process: StartServer, tmp_path: Path
+    server_process: StartServer, tmp_path: Path, short_folder: Path
 ) -> None:
     """Its first engine is spawned; another process imports vLLM while it serves."""
+    semaphores = {*SHARED.glob("sem.mp-*")}
     script = tmp_path / "unfit.py"
     script.write_text(UNFIT)
     launcher = (sys.executable, str(script))
-    server = server_process("--demo", "--port", "0", environ=RESTARTS, launcher=launcher)
+    environ = RESTARTS | {"TMPDIR": str(short_folder)}
+    server = server_process("--demo", "--port", "0", environ=environ, launcher=launcher)
     url = server.url_when_ready()
     before = answers(url, NAMES)
     assert only(server, CORE).ppid() == server.process.pid
@@ -114,3 +124,5 @@ def test_server_that_becomes_unfit_restarts_as_fast(
     assert server.wait_exit() == 0
     assert not psutil.wait_procs(processes, GONE_SECONDS)[1]
     assert "is ignored: the server ends its engine itself" not in server.stderr
+    assert not list(short_folder.iterdir())
+    assert {*SHARED.glob("sem.mp-*")} <= semaphores

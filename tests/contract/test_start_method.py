@@ -81,7 +81,8 @@ print([before, start_method.unfit_library(start_method._native_thread_names())])
         ("CUDA is initialised", "fork", True, "fork", "fork"),
         ("", "forkserver", True, "forkserver", "fork"),
         ("CUDA is initialised", "forkserver", True, "forkserver", "fork"),
-        ("", "forkserver", False, "spawn", "spawn"),  # it was tried in vain
+        ("", "forkserver", False, "fork", "fork"),  # it was tried in vain
+        ("CUDA is initialised", "forkserver", False, "spawn", "spawn"),
     ],
 )
 def test_engine_is_forked_unless_there_is_a_reason(

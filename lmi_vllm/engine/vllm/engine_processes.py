@@ -20,15 +20,18 @@ from typing import Any, Final, NamedTuple
 
 from lmi_vllm.engine.deaths import ENGINE_DIED, OomKills, ended_so
 from lmi_vllm.engine.vllm.processes import read_last_cause, read_worker_end, worker_ends
+from lmi_vllm.engine.vllm.workarounds.engine_context import ForkServerChild
 from lmi_vllm.private_folders import PrivateFolder
 
 logger = logging.getLogger(__name__)
 
 _WORKER: Final = "::Worker"  # in the title that vLLM gives a worker's process, after its prefix
-# What multiprocessing.shared_memory names its files, at the end of a line of /proc/PID/maps.
-_SHARED: Final = re.compile(r"/dev/shm/psm_[0-9a-f]+$", re.MULTILINE)
+# What multiprocessing names its shared memory and the semaphores of a process that is not a fork of
+# its parent, at the end of a line of /proc/PID/maps.
+_SHARED: Final = re.compile(r"/dev/shm/(?:psm_[0-9a-f]+|sem\.mp-\w+)$", re.MULTILINE)
 _MILLISECONDS: Final = 1000
 _TOLD_SECONDS: Final = 0.5  # until an engine core that lives has told how its worker ended
+_UNKNOWN_CODE: Final = 255  # multiprocessing's, of a process whose fork server has ended
 _POLL_SECONDS: Final = 0.02
 _NOTE_SECONDS: Final = 2.0
 _LONGEST_CAUSE: Final = 700  # characters
@@ -75,6 +78,8 @@ class EngineProcesses:
 
     async def reason(self) -> str:
         """Return what has ended, and how, once the engine has died."""
+        if await self._has_lost_its_fork_server():
+            return "the fork server ended, and the engine with it"
         if not self._ended_worker:
             return await self._reason_of_a_core()
         deadline = time.monotonic() + _TOLD_SECONDS
@@ -84,13 +89,23 @@ class EngineProcesses:
             await asyncio.sleep(_POLL_SECONDS)
         return ended_so(self._ended_worker, code, self._oom_kills)
 
-    async def _reason_of_a_core(self) -> str:
-        """Say what it has logged last, too, unless a signal ended it."""
+    async def _has_lost_its_fork_server(self) -> bool:
+        """Whether the kernel has ended it so; its workers end with it."""
+        if not any(isinstance(core, ForkServerChild) for core in self._cores):
+            return False
+        return await self._awaited_code() == _UNKNOWN_CODE
+
+    async def _awaited_code(self) -> int | None:
         deadline = time.monotonic() + _TOLD_SECONDS
         while (code := self._code()) is None:
             if time.monotonic() > deadline:
                 break
             await asyncio.sleep(_POLL_SECONDS)
+        return code
+
+    async def _reason_of_a_core(self) -> str:
+        """Say what it has logged last, too, unless a signal ended it."""
+        code = await self._awaited_code()
         cause = read_last_cause(self._errors) if code is None or code >= 0 else ""
         ended = ended_so(ENGINE_DIED, code, self._oom_kills)
         return ": ".join(filter(None, (ended, cause[:_LONGEST_CAUSE])))

@@ -16,6 +16,7 @@ from lmi_vllm.engine.vllm.cpu.companions import hide_unfit_companions
 from lmi_vllm.engine.vllm.fork_server import (
     FORK,
     FORK_SERVER,
+    SPAWN,
     EngineParents,
     ForkServer,
 )
@@ -23,7 +24,7 @@ from lmi_vllm.engine.vllm.forks import START_METHOD, new_engine_thread
 from lmi_vllm.engine.vllm.processes import CONFIGURED_METHOD, LOG_FORMAT_VARIABLE
 from lmi_vllm.engine.vllm.workarounds import Scope, apply_to_the_end
 from lmi_vllm.engine.vllm.workarounds.slow_imports import quick_imports
-from lmi_vllm.errors import EngineStartError
+from lmi_vllm.errors import ConfigurationError, EngineStartError
 from lmi_vllm.messages import EngineArguments, ServingProfile
 from lmi_vllm.signals import end_children
 
@@ -144,6 +145,9 @@ class VllmFactory:
     async def load(self, arguments: EngineArguments) -> None:
         """Import vLLM, with its log lines in our format; see `EngineFactory.load`."""
         self._set_environment()
+        if CONFIGURED_METHOD and CONFIGURED_METHOD not in {FORK, SPAWN, FORK_SERVER}:
+            known = f"{FORK}, {SPAWN} and {FORK_SERVER}"
+            raise ConfigurationError([f"{START_METHOD}={CONFIGURED_METHOD}: there are {known}"])
         if CONFIGURED_METHOD == FORK_SERVER:
             self._exports[START_METHOD] = FORK  # vLLM refuses the other word when it is imported
             self._fork_server.begin()

@@ -34,7 +34,7 @@ from lmi_vllm.engine.vllm.fork_server import (
     EngineParents,
     ForkServer,
 )
-from lmi_vllm.engine.vllm.forks import START_METHOD, adopt_forked_engines
+from lmi_vllm.engine.vllm.forks import LONGEST_FOLDER, START_METHOD, adopt_forked_engines
 from lmi_vllm.engine.vllm.names import cached_tokenizer_from_config
 from lmi_vllm.engine.vllm.processes import (
     CONFIGURED_METHOD,
@@ -64,7 +64,6 @@ logger = logging.getLogger(__name__)
 ERRORS: Final = "engine-errors"  # the file of what processes log as exceptions
 SOCKETS_FOLDER: Final = "VLLM_RPC_BASE_PATH"  # vLLM's, of its processes' sockets
 NUMBA_THREADS: Final = "NUMBA_NUM_THREADS"
-LONGEST_FOLDER: Final = 70  # bytes: a socket's path has at most 107, and vLLM's names have 36
 
 
 def check_arguments(arguments: EngineArguments) -> VllmArguments:
@@ -228,8 +227,9 @@ def _choose_start_method(
     reason = why_spawned(arguments, is_cpu=is_cpu)
     method = CONFIGURED_METHOD or (SPAWN if reason else FORK)
     if method == FORK_SERVER and not (fork_server and fork_server.wait()):
-        method = SPAWN
-    if CONFIGURED_METHOD:
+        method = SPAWN if reason or fork_server is None else FORK
+        logger.warning("%s=%s: %s instead", START_METHOD, FORK_SERVER, method)
+    elif CONFIGURED_METHOD:
         logger.info("the engine's process: %s, set by %s", method, START_METHOD)
     elif reason and fork_server and fork_server.is_ready:
         method = FORK_SERVER

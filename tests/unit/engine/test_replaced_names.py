@@ -116,6 +116,7 @@ CLASS_CHANGED: Final = {"outputs.py": 1, "workarounds/scheduler.py": 1}
 FIELDS_SET: Final = {
     "media_urls/budget.py": {"held.size"},  # ours
     "media_urls/fetch.py": {"held.size"},  # ours
+    "fork_server.py": {"tempfile.tempdir"},  # while multiprocessing makes its one folder
     "joined.py": {"llm.adapters"},  # ours
     "async_llm.py": {
         "client.resources.engine_dead",
