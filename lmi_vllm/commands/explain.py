@@ -8,7 +8,6 @@ from dataclasses import replace
 from importlib.util import find_spec
 
 from lmi_vllm.checks.model_config import ModelFiles, in_time, read_local_files
-from lmi_vllm.checks.weight_formats import lack_of_weights
 from lmi_vllm.config.listen import listener_errors
 from lmi_vllm.config.model_source import prefix_of_model, properties_of_prefix
 from lmi_vllm.config.option_table import OptionTable
@@ -192,8 +191,6 @@ def translation_of(
         errors.append(str(missing))
     if model is not None:
         errors += [fault for check in configuration.file_checks for fault in check(settings, model)]
-        lack = lack_of_weights(model, translation.arguments) if unnamed is None else ""
-        warnings += [lack] if lack else []
         try:
             warnings += configuration.check_code(settings, model)
         except StartupError as error:

@@ -39,6 +39,11 @@ MOST_PATIENCE_SECONDS: Final = 300.0  # with what a source asks to wait (Retry-A
 _Result = TypeVar("_Result")
 
 
+def is_weight_file(name: str) -> bool:
+    """Whether `name` looks like model weights of any format."""
+    return name.endswith((".safetensors", ".bin", ".pt", ".gguf", ".tensors"))
+
+
 def has_size(path: Path, size: int) -> bool:
     """Whether `path` is a file of `size` bytes."""
     try:

@@ -7,9 +7,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from lmi_vllm.adapters.registry import AdapterRegistry
-from lmi_vllm.checks.weight_formats import lack_of_weights
 from lmi_vllm.engine.base import Engine
-from lmi_vllm.errors import DownloadError, EngineStartError
+from lmi_vllm.errors import EngineStartError
 from lmi_vllm.inference.context import Runtime
 from lmi_vllm.inference.start_progress import Phase
 from lmi_vllm.messages import EngineArguments, ModelArtifacts
@@ -55,7 +54,6 @@ class ModelStart:
         self._export(self.plan.exports)
         if not self._context.engine_factory.reads_model and not self.plan.model.is_local:
             return ReadyFiles(self.plan.model, self.plan.translation)
-        await self._check_weights(self.plan.model, self.plan.arguments)
         imports_last = await self._files.install_first()
         self._around = await asyncio.to_thread(self._extensions)
         for each in self._around:
@@ -156,19 +154,11 @@ class ModelStart:
 
     async def _fetch(self) -> ReadyFiles:
         ready = await self._files.fetch()
-        await self._check_weights(ready.model, ready.arguments)
         self._progress.enter(Phase.ENGINE)  # whose import may still run
         there = self._planned(ready.model, ready.arguments)
         for on_files in self._context.start_parts.on_files:
             await asyncio.to_thread(on_files, there)
         return ready
-
-    async def _check_weights(self, model: ModelArtifacts, arguments: EngineArguments) -> None:
-        """Refuse a folder without weights, for an engine that reads them: vLLM names no file."""
-        if self._context.engine_factory.reads_model and (
-            lack := await asyncio.to_thread(lack_of_weights, model, arguments)
-        ):
-            raise DownloadError(lack)
 
     async def _load_engine(self) -> None:
         try:

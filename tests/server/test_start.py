@@ -8,7 +8,7 @@ import pytest
 from lmi_vllm.errors import EngineDeadError, EngineFailureError, EngineStartError, StartupError
 from lmi_vllm.features.scripted.engine import Fail, ScriptedEngine
 from lmi_vllm.inference.start_progress import Phase
-from tests.server.conftest import WARM_UP_JOBS, Engines, Serve, until
+from tests.server.conftest import WARM_UP_JOBS, Engines, Serve
 
 
 async def test_ready_after_a_real_answer(serve: Serve, engines: Engines) -> None:
@@ -102,23 +102,6 @@ async def test_a_model_that_is_not_there_is_refused(serve: Serve, tmp_path: Path
     code, reason = await server.ended()
     assert code == 1
     assert "missing" in reason
-
-
-@pytest.mark.parametrize("reads_model", [True, False])
-async def test_a_folder_without_weights_is_refused_where_the_engine_reads_it(
-    serve: Serve, engines: Engines, tmp_path: Path, reads_model: bool
-) -> None:
-    """Before any engine; one that follows a script needs none."""
-    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
-    engines.reads_model = reads_model
-    server = await serve(model=str(tmp_path))
-    if not reads_model:
-        await until(lambda: bool(engines.started))
-        return
-    code, reason = await server.ended()
-    assert code == 1
-    assert f"{tmp_path} has no weights for load_format=auto" in reason
-    assert not engines.started
 
 
 async def test_an_address_that_is_taken_is_refused(serve: Serve) -> None:

@@ -8,7 +8,7 @@ from tests.unit.test_architecture import FILES, arrows
 SHARED = """
     -: _version assembly cli clock errors hooks messages private_folders signals
     adapters: adapter hooks registry source
-    checks: model model_config weight_formats
+    checks: model model_config
     commands: explain
     config: listen options.row parsers secrets setting settings value_rules variable_names
         vllm_schema other_servers.tgi_variables other_servers.vllm_flags

@@ -18,8 +18,8 @@ from types import MappingProxyType
 from typing import Final
 
 from lmi_vllm._version import __version__
-from lmi_vllm.checks.weight_formats import is_weight_file
 from lmi_vllm.config.secrets import mask_urls
+from lmi_vllm.features.transfer import is_weight_file
 from lmi_vllm.messages import EngineArguments, ModelArtifacts
 from lmi_vllm.translate.devices import detect_devices
 

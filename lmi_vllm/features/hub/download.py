@@ -15,11 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from lmi_vllm.checks.weight_formats import needs_weights, no_weights
 from lmi_vllm.errors import DownloadError, MissingRepositoryError
 from lmi_vllm.features.hub.api import model_info
 from lmi_vllm.features.hub.errors import hiding_signed_urls, translating
-from lmi_vllm.features.hub.files import FileSelection, select_files
+from lmi_vllm.features.hub.files import FileSelection, needs_weights, select_files
 from lmi_vllm.features.hub.location import HubRepository
 from lmi_vllm.features.transfer import (
     Measure,
@@ -43,6 +42,7 @@ logger = logging.getLogger(__name__)
 
 SPACE_ADVICE: Final = "set HF_HOME (or option.download_dir) to a larger disk"
 _STALE_SECONDS: Final = 3600.0
+_SHOWN_NAMES: Final = 5
 _Select = Callable[[Iterable[str]], FileSelection]
 
 
@@ -135,12 +135,24 @@ def _list_files(source: HubRepository, select: _Select, load_format: str | None)
     siblings = {sibling.rfilename: sibling for sibling in info.siblings or ()}
     selection = select({name: sibling.size or 0 for name, sibling in siblings.items()})
     if needs_weights(load_format) and not selection.has_weights:
-        raise DownloadError(no_weights(source.label, siblings, load_format))
+        raise _no_weights(source, siblings, load_format)
     chosen = [siblings[name] for name in selection.files]
     return _Listing(
         commit=info.sha or "",
         sizes={sibling.rfilename: sibling.size or 0 for sibling in chosen},
         blobs=frozenset(s.lfs.sha256 if s.lfs else s.blob_id or "" for s in chosen),
+    )
+
+
+def _no_weights(
+    source: HubRepository, names: Iterable[str], load_format: str | None
+) -> DownloadError:
+    found = sorted(names)
+    shown = ", ".join([*found[:_SHOWN_NAMES], *(["..."] if found[_SHOWN_NAMES:] else [])])
+    return DownloadError(
+        f"{source.label} has no weights for load_format={load_format or 'auto'}; it holds "
+        f"{shown or 'no files'}. Name a repository with safetensors or bin weights, or set "
+        "option.load_format"
     )
 
 

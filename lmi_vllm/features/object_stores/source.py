@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from lmi_vllm.checks.weight_formats import is_weight_file
 from lmi_vllm.errors import DownloadError
 from lmi_vllm.features.object_stores.partial import PartialDirectory
 from lmi_vllm.features.transfer import (
     FetchManifest,
     file_lock,
+    is_weight_file,
     naming_what_is_slow,
     read_manifest,
     replace_directory,

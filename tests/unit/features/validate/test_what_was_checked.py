@@ -52,19 +52,6 @@ def test_no_model_is_an_error(run: Run, verb: str) -> None:
     assert any("no model found" in error for error in found["errors"])
 
 
-@pytest.mark.parametrize("verb", ["explain", "validate"])
-def test_folder_without_weights_is_warned_of(run: Run, verb: str, tmp_path: Path) -> None:
-    """A start refuses it; here config.json alone is enough to check settings."""
-    folder = model(tmp_path / "m")
-    code, found = run(verb, "--model", folder)
-    assert code == 0, found["errors"]
-    said = [text for text in found["warnings"] if "has no weights for load_format=auto" in text]
-    assert len(said) == 1
-    assert f"{folder} has no weights" in said[0]
-    _, loaded = run(verb, "--model", folder, OPTION_LOAD_FORMAT="dummy")
-    assert "has no weights" not in str(loaded["warnings"])
-
-
 def test_server_that_starts_without_a_model_is_none(run: Run) -> None:
     """POST /models loads one."""
     assert run("explain", SERVING_LOAD_MODELS="NONE")[0] == 0
