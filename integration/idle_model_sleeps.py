@@ -18,8 +18,10 @@ from integration.conftest import RunningServer, ServerProcess, StartServer
 from integration.engine_restart import answers, engine_of, ping, start
 from integration.front_ends_share_one_engine import ask, front_ends, is_listening
 from integration.processes_of_a_server import template_of
+from lmi_vllm.features.front_ends.group import LIVENESS_SECONDS
 from tests.support.hook_files import write_code
 
+REPLACED_SECONDS = 3 * LIVENESS_SECONDS
 pytestmark = pytest.mark.vllm
 ASLEEP_SECONDS = 60.0
 NAMES = (None, "json", "capitals")
@@ -93,7 +95,10 @@ def test_processes_of_one_server_sleep_and_wake_together(server_process: StartSe
 
 
 def test_front_end_that_ends_in_a_sleep_is_replaced_in_it(server_process: StartServer) -> None:
-    """By the template while the engine is paused; by a spawned one, which imports vLLM, asleep."""
+    """By the template while the engine is paused; by a spawned one, which imports vLLM, asleep.
+
+    Also one that hangs, which a waking would wait for.
+    """
     environ = {
         "LMI_FRONTEND_PROCESSES": "2", "VLLM_SERVER_DEV_MODE": "1", "LMI_API_KEY": "key",
         "LMI_WAKE_TIMEOUT": "0",
@@ -117,7 +122,7 @@ def test_front_end_that_ends_in_a_sleep_is_replaced_in_it(server_process: StartS
     template = template_of(server.process.pid)
     assert template is not None
     template.kill()
-    third = next_front_end(server)
+    third = next_front_end(server, signal.SIGSTOP)
     assert not is_listening(third)  # there is no engine that it could join
     assert ping(url)[1]["status"] == "Asleep"
     assert act("/invocations", LONG) == before
@@ -126,11 +131,11 @@ def test_front_end_that_ends_in_a_sleep_is_replaced_in_it(server_process: StartS
     assert ask(url, third, "/invocations", LONG, headers=key).body == before
 
 
-def next_front_end(server: ServerProcess) -> int:
-    """Kill the process beside the first, and return the one that takes its place."""
+def next_front_end(server: ServerProcess, number: signal.Signals = signal.SIGKILL) -> int:
+    """Kill or stop the process beside the first, and return the one that takes its place."""
     first, other = front_ends(server)
-    os.kill(other, signal.SIGKILL)
-    assert wait_until(lambda: {*front_ends(server)} - {first, other} != set(), 20)
+    os.kill(other, number)
+    assert wait_until(lambda: {*front_ends(server)} - {first, other} != set(), REPLACED_SECONDS)
     (new,) = {*front_ends(server)} - {first, other}
     return new
 

@@ -247,6 +247,7 @@ class FrontEndGroup(ProcessGroup):
         process.channel.send(self._first.state())
         await process.send_adapters(self._first.adapters, engine.shared_adapters, 0.0)
         process.is_serving.set()
+        process.has_served = True
         self._joined.set()
 
     async def publish(self, adapters: Collection[Adapter], timeout_seconds: float) -> None:
@@ -272,10 +273,13 @@ async def _end_hanging(processes: Sequence[FrontEnd], counters: SharedCounters) 
     while True:
         await asyncio.sleep(WATCH_SECONDS)
         for process in processes:
+            # One that joins an engine may be busy for longer.
+            is_reporting = process.is_serving.is_set() or not process.is_asked
             silent = counters.row(process.row).silent_seconds
-            if process.is_serving.is_set() and silent > LIVENESS_SECONDS:
+            if process.has_served and is_reporting and silent > LIVENESS_SECONDS:
                 logger.error("front-end process %d hangs: it is ended", process.pid)
-                process.is_serving.clear()  # once: its end may take a while
+                process.has_served = False  # once: its end may take a while
+                process.is_serving.clear()
                 process.kill()
 
 

@@ -58,6 +58,7 @@ class FrontEnd:
     imported: asyncio.Event = field(default_factory=asyncio.Event)
     joined: asyncio.Event = field(default_factory=asyncio.Event)
     is_serving: asyncio.Event = field(default_factory=asyncio.Event)
+    has_served: bool = False  # it reports that it lives, also while there is no engine
     is_asked: bool = False  # to join the engine
     is_routed: bool = False  # it is sent every change of the adapters
     ending: str = ""

@@ -235,3 +235,39 @@ async def test_rows_of_ended_processes_are_free_while_there_is_no_engine(
     assert len(group._processes) == 2
     assert not group.failed.is_set()
     group.remove()
+
+
+@pytest.mark.parametrize(
+    ("state", "silent_seconds", "is_ended"),
+    [
+        ((True, True, True), 16.0, True),
+        ((True, True, True), 14.0, False),
+        ((True, False, False), 16.0, True),  # the model sleeps
+        ((True, False, True), 16.0, False),  # it joins the engine of a model that wakes
+        ((False, False, False), 16.0, False),  # it imports
+    ],
+)
+async def test_process_that_hangs_is_ended_once(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    state: tuple[bool, bool, bool],
+    silent_seconds: float,
+    is_ended: bool,
+) -> None:
+    """Also one that hangs while there is no engine: a waking would wait for it."""
+    monkeypatch.setattr(group_module, "WATCH_SECONDS", 0.001)
+    has_served, is_serving, is_asked = state
+    serving, kills = asyncio.Event(), []
+    if is_serving:
+        serving.set()
+    process = SimpleNamespace(
+        row=1, pid=7, has_served=has_served, is_serving=serving, is_asked=is_asked,
+        kill=lambda: kills.append(7),
+    )  # fmt: skip
+    counters = SimpleNamespace(row=lambda _: SimpleNamespace(silent_seconds=silent_seconds))
+    watching = group_module._end_hanging(cast("Any", [process]), cast("Any", counters))
+    task = asyncio.create_task(watching)
+    await asyncio.sleep(0.05)
+    task.cancel()
+    assert kills == ([7] if is_ended else [])
+    assert caplog.text.count("hangs") == int(is_ended)
