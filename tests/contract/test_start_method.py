@@ -7,10 +7,11 @@ import json
 import logging
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -68,6 +69,14 @@ except grpc.FutureTimeoutError:
     pass
 print([before, start_method.unfit_library(start_method._native_thread_names())])
 """
+
+
+@pytest.fixture(autouse=True)
+def signals_as_before() -> Iterator[None]:
+    """Unblock what a chosen method blocks: later tests start processes that inherit it."""
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    yield
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
 @pytest.mark.parametrize(
