@@ -100,7 +100,9 @@ def read_directory(directory: Path) -> ModelFiles:
         plain = [path for path in found if path.name in named] or [
             path for path in found if not path.name.startswith("consolidated")
         ]
-        size = sum(path.stat().st_size for path in plain or found)  # Mistral's layout has them, too
+        read = plain or found  # Mistral's layout has them, too
+        # `weight_problems` names a link to nothing.
+        size = sum(path.stat().st_size for path in read if path.exists())
         if size:
             return ModelFiles(files.config, size, files.problem)
     return files

@@ -64,6 +64,20 @@ def test_directory_is_named(folder: Path) -> None:
     assert "is a directory" in problem
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+def test_link_to_nothing_is_named(folder: Path, name: str) -> None:
+    """Caches that were pruned leave some; the size of the others is that of the model."""
+    whole = read_directory(folder).weight_bytes
+    (folder / f"model-2{Path(name).suffix}").symlink_to("/nowhere")
+    assert read_directory(folder).weight_bytes == whole
+    for file in folder.glob("*.safetensors"):
+        file.unlink()
+    (folder / name).symlink_to("/nowhere")
+    assert read_directory(folder).problem == ""
+    problems = list(weight_problems(folder))
+    assert f"{folder / name} cannot be read: No such file or directory" in problems
+
+
 def test_missing_shard_is_named(folder: Path) -> None:
     """One that the index names, where others are there."""
     index = {"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}
