@@ -12,6 +12,7 @@ from integration.client import OpenStream, wait_until
 from integration.conftest import READY_SECONDS, ServerProcess, StartServer
 from integration.engine_restart import LONG, answers, is_back, ping
 from integration.server_exit_cleans_up import short_folder
+from lmi_vllm.engine.vllm.engine_processes import shared_memory_of
 
 pytestmark = pytest.mark.vllm
 __all__ = ["short_folder"]  # a fixture
@@ -113,6 +114,8 @@ def test_server_that_becomes_unfit_restarts_as_fast(
     before = answers(url, NAMES)
     assert only(server, CORE).ppid() == server.process.pid
     assert wait_until(lambda: HAS_BEGUN in server.stderr, READY_SECONDS), server.describe()
+    semaphores = shared_memory_of([only(server, CORE).pid])
+    assert any("sem.mp-" in name for name in semaphores)
     killed_and_back(server, url, only(server, CORE))
     assert only(server, CORE).ppid() == only(server, FORK_SERVER).pid
     assert server.stderr.count("is spawned and imports vLLM again") == 1
@@ -123,3 +126,4 @@ def test_server_that_becomes_unfit_restarts_as_fast(
     assert not psutil.wait_procs(processes, GONE_SECONDS)[1]
     assert "is ignored: the server ends its engine itself" not in server.stderr
     assert not list(short_folder.iterdir())
+    assert not [name for name in semaphores if Path(name).exists()]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, Final, Self
 
 SHARED_MEMORY: Final = Path("/dev/shm")
+LONGEST_FOR_SOCKETS: Final = 70  # bytes: a socket's path has at most 107, vLLM's names have 36
 _LOCK_NAME: Final = ".lock"
 _OUTSIDE: Final = ".outside"  # the file with the names of files that go with the folder
 _OURS: Final = "lmi-vllm-"  # beginning of the names of our folders for temporary files
@@ -32,15 +33,22 @@ class PrivateFolder:
         self.remove()
 
     def note_outside(self, files: Iterable[str]) -> None:
-        """Note files elsewhere that this process removes itself, unless it is killed."""
+        """Note files elsewhere that are removed with the folder, if they are there still."""
         folder = self.path if self.notes is None else self.notes.path
         (folder / _OUTSIDE).write_text("\n".join(files), encoding="utf-8")
 
+    @property
+    def for_sockets(self) -> Path | None:
+        """Where sockets can be: here, or beside the notes if the path is too long; else nowhere."""
+        if len(os.fsencode(self.path)) <= LONGEST_FOR_SOCKETS:
+            return self.path
+        return None if self.notes is None else self.notes.path
+
     def remove(self) -> None:
-        """Remove the folder and its content, then release the lock; may be called twice."""
+        """Remove the folder with all of it, then release the lock; may be called twice."""
         if self.notes is not None:
             self.notes.remove()
-        shutil.rmtree(self.path, ignore_errors=True)
+        _remove(self.path)
         self.lock.close()
 
 
@@ -84,7 +92,7 @@ def remove_held() -> None:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a folder whose process has ended, or is about to, and the files that it has noted."""
+    """Remove a folder that no process needs any more, and the files that it has noted."""
     with contextlib.suppress(FileNotFoundError):
         for name in (folder / _OUTSIDE).read_text(encoding="utf-8").splitlines():
             Path(name).unlink(missing_ok=True)

@@ -130,13 +130,7 @@ def engine_death(suite: Suite) -> str:
     with suite.server("--demo", SERVING_RETRY_THRESHOLD="1") as (server, url):
         alone = [text_of(url, adapter=name) for name in ("", "json")]
         used = suite.machine.memory_used()
-        # Where the engine is spawned, multiprocessing has a process of its own beside it.
-        engine = max(server.children(), key=lambda child: child.memory_info().rss)
-        began = time.monotonic()
-        engine.kill()
-        assert wait_until(lambda: call(url, "/ping").status != 200, 60)
-        assert wait_until(lambda: _is_healthy(server, url), READY_SECONDS)
-        took = time.monotonic() - began
+        took = _killed_and_back(server, url)
         assert [text_of(url, adapter=name) for name in ("", "json")] == alone
         return f"back after {took:.1f} s; {suite.freed(used)}"
 
@@ -154,15 +148,21 @@ def unfit_server(suite: Suite) -> str:
         assert wait_until(lambda: FORKS in server.stderr, READY_SECONDS), server.describe()
         if suite.machine.has_gpu:
             assert "CUDA is initialised in the server's process" in server.stderr
-        engine = max(server.children(), key=lambda child: child.memory_info().rss)
-        began = time.monotonic()
-        engine.kill()
-        assert wait_until(lambda: call(url, "/ping").status != 200, 60)
-        assert wait_until(lambda: _is_healthy(server, url), READY_SECONDS)
-        took = time.monotonic() - began
+        took = _killed_and_back(server, url)
         assert text_of(url) == before
         assert "is spawned" not in server.stderr
     return f"back after {took:.1f} s"
+
+
+def _killed_and_back(server: ServerProcess, url: str) -> float:
+    """Kill the engine; return after how many seconds the server is healthy again."""
+    # Where the engine is spawned, multiprocessing has a process of its own beside it.
+    engine = max(server.children(), key=lambda child: child.memory_info().rss)
+    began = time.monotonic()
+    engine.kill()
+    assert wait_until(lambda: call(url, "/ping").status != 200, 60)
+    assert wait_until(lambda: _is_healthy(server, url), READY_SECONDS)
+    return time.monotonic() - began
 
 
 def _is_healthy(server: ServerProcess, url: str) -> bool:

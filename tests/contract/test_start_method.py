@@ -18,8 +18,10 @@ from types import SimpleNamespace
 import pytest
 
 from lmi_vllm.engine.vllm.workarounds.engine_context import ForkServerChild
+from lmi_vllm.errors import ConfigurationError
 from lmi_vllm.messages import EngineArguments
 from lmi_vllm.private_folders import new_private_folder
+from tests.support.assembled import PARTS
 
 pytestmark = pytest.mark.vllm
 # The one call of the driver that is asked, with CUDA_ERROR_NOT_INITIALIZED, or CUDA_SUCCESS.
@@ -114,6 +116,20 @@ def test_engine_is_forked_unless_there_is_a_reason(
     fork_server = SimpleNamespace(is_ready=is_ready, wait=lambda: is_ready)
     chosen = start._choose_start_method(EngineArguments({}), fork_server, is_cpu=False)
     assert (chosen, os.environ[start.START_METHOD]) == (method, for_vllm)
+
+
+async def test_method_that_there_is_not_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before vLLM is imported, whose list lacks the fork server."""
+    from lmi_vllm.engine.vllm import factory  # noqa: PLC0415 (imports vLLM)
+
+    monkeypatch.setattr(factory, "CONFIGURED_METHOD", "forkservr")
+    monkeypatch.setattr(factory, "import_vllm", None)
+    made = factory.VllmFactory({}, "text", PARTS.engines.vllm)
+    with pytest.raises(ConfigurationError) as refused:
+        await made.load(EngineArguments({}))
+    assert "VLLM_WORKER_MULTIPROC_METHOD=forkservr: it can be fork, spawn, forkserver" in str(
+        refused.value
+    )
 
 
 def test_workers_of_another_node_are_spawned_instead(monkeypatch: pytest.MonkeyPatch) -> None:

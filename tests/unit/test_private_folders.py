@@ -71,6 +71,17 @@ def test_end_removes_the_folders_that_are_still_held(temporary_root: Path) -> No
     assert [entry.name for entry in temporary_root.iterdir()] == ["other"]
 
 
+def test_files_elsewhere_go_with_a_folder_that_is_removed(temporary_root: Path) -> None:
+    """An engine that was killed leaves its semaphores; one that was not has removed them itself."""
+    left = temporary_root / "sem.mp-1"
+    left.touch()
+    folder = new_private_folder("lmi-vllm-engine-")
+    folder.note_outside([str(left), f"{left}.gone"])
+    folder.remove()
+    assert not left.exists()
+    folder.remove()  # nothing is left to do
+
+
 def test_new_private_folder_leaves_those_in_use(temporary_root: Path) -> None:
     """Two servers on one machine do not touch each other's copies."""
     first = new_private_folder("lmi-vllm-adapters-")
@@ -156,10 +167,10 @@ def test_notes_beside_the_files_outlive_temporary_files(
         left.touch()
         command = [sys.executable, "-c", NOTED + end, str(first), str(memory)]
         subprocess.run(command, check=True)
-        assert left.exists()
-        assert len([*memory.iterdir()]) == (2 if "_exit" in end else 1)
+        assert len([*memory.iterdir()]) == (2 if "_exit" in end else 0)
+        assert left.exists() is ("_exit" in end)
         with new_private_folder("lmi-vllm-engine-", temporary_root, notes_in=memory):
-            assert left.exists() is ("remove" in end)  # the server's own processes removed it
+            assert not left.exists()
 
 
 def test_place_without_room_for_notes_is_done_without(tmp_path: Path) -> None:

@@ -14,21 +14,22 @@ import re
 import select
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from lmi_vllm.engine.deaths import ENGINE_DIED, OomKills, ended_so
 from lmi_vllm.engine.vllm.processes import read_last_cause, read_worker_end, worker_ends
 from lmi_vllm.engine.vllm.workarounds.engine_context import ForkServerChild
-from lmi_vllm.private_folders import PrivateFolder
+from lmi_vllm.private_folders import SHARED_MEMORY, PrivateFolder
 
 logger = logging.getLogger(__name__)
 
 _WORKER: Final = "::Worker"  # in the title that vLLM gives a worker's process, after its prefix
-# What multiprocessing names its shared memory and the semaphores of a process that is not a fork of
-# its parent, at the end of a line of /proc/PID/maps.
-_SHARED: Final = re.compile(r"/dev/shm/(?:psm_[0-9a-f]+|sem\.mp-\w+)$", re.MULTILINE)
+# What multiprocessing.shared_memory names its files, at the end of a line of /proc/PID/maps.
+_SHARED: Final = re.compile(r"/dev/shm/psm_[0-9a-f]+$", re.MULTILINE)
+# The number of a semaphore's file there: glibc maps it under another name, and links it afterwards.
+_SEMAPHORE: Final = re.compile(r" (\d+) +/dev/shm/sem\.\w+ \(deleted\)$", re.MULTILINE)
 _MILLISECONDS: Final = 1000
 _TOLD_SECONDS: Final = 0.5  # until an engine core that lives has told how its worker ended
 _UNKNOWN_CODE: Final = 255  # multiprocessing's, of a process whose fork server has ended
@@ -148,9 +149,16 @@ def shared_memory_of(pids: Iterable[int]) -> set[str]:
     found: set[str] = set()
     for pid in pids:
         with contextlib.suppress(OSError):  # it has just ended
-            found |= set(_SHARED.findall(Path(f"/proc/{pid}/maps").read_text("utf-8")))
+            maps = Path(f"/proc/{pid}/maps").read_text("utf-8")
+            found |= set(_SHARED.findall(maps)) | _semaphores({*map(int, _SEMAPHORE.findall(maps))})
         found |= shared_memory_of(_children_of(pid))
     return found
+
+
+def _semaphores(numbers: Collection[int]) -> set[str]:
+    """Return the names of Python's semaphores whose files have these numbers."""
+    files = SHARED_MEMORY.glob("sem.mp-*") if numbers else ()
+    return {str(file) for file in files if file.stat().st_ino in numbers}
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from lmi_vllm.engine.vllm.cpu.companions import hide_unfit_companions
 from lmi_vllm.engine.vllm.fork_server import (
     FORK,
     FORK_SERVER,
-    SPAWN,
+    METHODS,
     EngineParents,
     ForkServer,
 )
@@ -145,9 +145,9 @@ class VllmFactory:
     async def load(self, arguments: EngineArguments) -> None:
         """Import vLLM, with its log lines in our format; see `EngineFactory.load`."""
         self._set_environment()
-        if CONFIGURED_METHOD and CONFIGURED_METHOD not in {FORK, SPAWN, FORK_SERVER}:
-            known = f"{FORK}, {SPAWN} and {FORK_SERVER}"
-            raise ConfigurationError([f"{START_METHOD}={CONFIGURED_METHOD}: there are {known}"])
+        if CONFIGURED_METHOD and CONFIGURED_METHOD not in METHODS:
+            known = ", ".join(METHODS)
+            raise ConfigurationError([f"{START_METHOD}={CONFIGURED_METHOD}: it can be {known}"])
         if CONFIGURED_METHOD == FORK_SERVER:
             self._exports[START_METHOD] = FORK  # vLLM refuses the other word when it is imported
             self._fork_server.begin()

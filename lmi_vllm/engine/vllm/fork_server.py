@@ -20,7 +20,6 @@ from multiprocessing.connection import Connection
 from typing import Final, NamedTuple
 
 from lmi_vllm.engine.deaths import how_ended
-from lmi_vllm.engine.vllm.forks import LONGEST_FOLDER
 from lmi_vllm.engine.vllm.signals import block_ending_signals
 from lmi_vllm.engine.vllm.workarounds.engine_context import EngineContext
 from lmi_vllm.private_folders import SHARED_MEMORY, PrivateFolder, new_private_folder
@@ -28,6 +27,8 @@ from lmi_vllm.private_folders import SHARED_MEMORY, PrivateFolder, new_private_f
 logger = logging.getLogger(__name__)
 
 FORK, SPAWN, FORK_SERVER = "fork", "spawn", "forkserver"  # as multiprocessing names them
+# Those that a server can be asked for; the watch over the fork server takes Linux.
+METHODS: Final = (FORK, SPAWN, *((FORK_SERVER,) if hasattr(os, "pidfd_open") else ()))
 PRELOADED: Final = "lmi_vllm.engine.vllm.preloaded"
 CHECK_SECONDS: Final = 30.0
 MAX_FAILURES: Final = 3  # in a row
@@ -83,6 +84,8 @@ class ForkServer:
                     self._watch(pid)
                 else:
                     failures += 1
+        except OSError as error:  # no room for its folder, or a kernel without such descriptors
+            logger.warning("the fork server: %s", error)
         finally:
             self._is_known.set()
         logger.warning("the fork server does not fork: the engine's process will be spawned")
@@ -117,9 +120,8 @@ def _made_folder() -> PrivateFolder:
     multiprocessing makes one folder in that of temporary files, once in a process.
     """
     folder = new_private_folder("lmi-vllm-fork-server-", notes_in=SHARED_MEMORY)
-    fits = len(os.fsencode(folder.path)) <= LONGEST_FOLDER or folder.notes is None
     before = tempfile.tempdir
-    tempfile.tempdir = str(folder.path if fits or folder.notes is None else folder.notes.path)
+    tempfile.tempdir = str(folder.for_sockets or folder.path)
     try:
         util.get_temp_dir()
     finally:

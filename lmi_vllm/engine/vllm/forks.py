@@ -20,7 +20,6 @@ from lmi_vllm.engine.vllm.signals import block_ending_signals, heed_only_the_par
 
 TITLE: Final = "lmi-vllm::"  # as vLLM names its processes: VLLM::EngineCore
 T = TypeVar("T")
-LONGEST_FOLDER: Final = 70  # bytes: a socket's path has at most 107, and vLLM's names have 36
 START_METHOD: Final = "VLLM_WORKER_MULTIPROC_METHOD"  # vLLM's: fork or spawn; ours: forkserver
 ENGINE_THREAD_NAME: Final = "lmi-vllm-engine-parent"
 _PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h

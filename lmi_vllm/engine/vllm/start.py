@@ -34,7 +34,7 @@ from lmi_vllm.engine.vllm.fork_server import (
     EngineParents,
     ForkServer,
 )
-from lmi_vllm.engine.vllm.forks import LONGEST_FOLDER, START_METHOD, adopt_forked_engines
+from lmi_vllm.engine.vllm.forks import START_METHOD, adopt_forked_engines
 from lmi_vllm.engine.vllm.names import cached_tokenizer_from_config
 from lmi_vllm.engine.vllm.processes import (
     CONFIGURED_METHOD,
@@ -202,12 +202,11 @@ def _sockets_in(folder: PrivateFolder) -> Iterator[None]:
     Not if the user names a folder. One in shared memory takes its place where TMPDIR is too long
     for the path of a socket.
     """
-    fits = len(os.fsencode(folder.path)) <= LONGEST_FOLDER
-    sockets = folder if fits else folder.notes
+    sockets = folder.for_sockets
     if SOCKETS_FOLDER in os.environ or sockets is None:
         yield
         return
-    os.environ[SOCKETS_FOLDER] = str(sockets.path)
+    os.environ[SOCKETS_FOLDER] = str(sockets)
     try:
         yield
     finally:
