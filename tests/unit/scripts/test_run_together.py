@@ -36,6 +36,11 @@ TOO_MANY = """
 def pytest_sessionfinish(session):
     session.exitstatus = 1
 """
+STARTS_TOO_MANY = """
+from tests.support.engine_starts import BUDGETS, STARTS
+
+STARTS.seconds["contract"] = [1.0] * (BUDGETS["contract"] + 1)
+"""
 ENDS = "import os\ndef test_end(): os._exit(3)\n"
 NAMED = "failed beside others, passed alone: test_one.py::test_fails_once[a b::c/d]"
 
@@ -94,6 +99,19 @@ def test_run_that_fails_without_a_failed_test_is_a_failure(tmp_path: Path) -> No
     (tmp_path / "test_one.py").write_text(PASSES, encoding="utf-8")
     (tmp_path / "conftest.py").write_text(TOO_MANY, encoding="utf-8")
     assert run_together(FILES[:1], (), tmp_path, tmp_path) == 1
+
+
+def test_too_many_engines_are_a_failure_beside_others(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A test that passes alone does not hide them."""
+    (tmp_path / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
+    (tmp_path / "test_one.py").write_text(FAILS_ONCE, encoding="utf-8")
+    (tmp_path / "conftest.py").write_text(STARTS_TOO_MANY, encoding="utf-8")
+    assert run_together(FILES[:1], (), tmp_path, tmp_path) == 1
+    out = capfd.readouterr().out
+    assert NAMED in out
+    assert "too many engines were started" in out
 
 
 def test_tests_of_a_file_stay_together(tmp_path: Path) -> None:
