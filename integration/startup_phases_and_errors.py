@@ -76,8 +76,7 @@ def test_weights_are_read_while_vllm_is_imported(
         file.flush()
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    environ = {"LMI_READ_AHEAD": "true"}
-    server = server_process("--model", str(folder), "--port", "0", environ=environ)
+    server = server_process("--model", str(folder), "--port", "0")
     server.url_when_ready()
     (ahead,) = [line for line in server.log if "read_ahead" in line]
     assert ahead["read_ahead"]["bytes"] > count / 2

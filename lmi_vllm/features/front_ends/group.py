@@ -10,7 +10,7 @@ the shared counters, how many requests are in flight.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, cast
 
@@ -69,6 +69,7 @@ class FrontEndGroup(ProcessGroup):
         self._setup: ProcessSetup | None = None
         self._join_message: JoinEngine | None = None
         self._joined = asyncio.Event()  # by one more process
+        self._is_later = False  # the next engine is not the first that they join
         self._ending = "no process could be started"  # of the one that ended last
         service.telemetry.series = series_of_all
         service.queue.share(self._clients.counters.row(0))
@@ -109,6 +110,8 @@ class FrontEndGroup(ProcessGroup):
     ) -> None:
         """Let the processes join the engine; returns once all of them answer requests.
 
+        Requests wait for an engine after the first. One that still imports vLLM joins it later.
+
         Raises:
             EngineStartError: more of them ended than can be replaced, or the engine has died.
         """
@@ -133,7 +136,8 @@ class FrontEndGroup(ProcessGroup):
             limit=self._service.queue.limit,
         )
         await self._complete(engine)
-        logger.info("%d front-end processes answer at %s", self._count, self._address.url())
+        count = 1 + self._serving
+        logger.info("%d front-end processes answer at %s", count, self._address.url())
 
     async def _complete(self, engine: Engine) -> None:
         """Return once all processes serve, also those that took the place of others."""
@@ -154,11 +158,23 @@ class FrontEndGroup(ProcessGroup):
             for end in ends:
                 end.cancel()
 
+    @property
+    def _serving(self) -> int:
+        return sum(one.is_serving.is_set() for one in self._processes)
+
     async def _all_serve(self) -> None:
+        if self._is_later:
+            importing = [one for one in self._processes if not one.imported.is_set()]
+            for process in importing:
+                self._keep(self._join_or_end(process))
+            there = [one for one in self._processes if one not in importing]
+            await asyncio.gather(*map(self._join_or_end, there))
+            return
         await asyncio.gather(*map(self._join_or_end, self._processes))
-        while sum(one.is_serving.is_set() for one in self._processes) < self._count - 1:
+        while self._serving < self._count - 1:
             self._joined.clear()
             await self._joined.wait()
+        self._is_later = True
 
     def engine_died(self) -> None:
         """Have each process end its requests in the engine."""
@@ -198,16 +214,23 @@ class FrontEndGroup(ProcessGroup):
         while len(self._processes) + len(started) < self._count - 1:
             if self._clients.is_exhausted:
                 if not self.failed.is_set():
-                    logger.error("no further front-end process can be started over this engine")
+                    logger.error(
+                        "%d front-end processes were replaced: no further one is started "
+                        "before the next start of the engine",
+                        SPARE_CLIENTS,
+                    )
                 self.failed.set()
                 break
             started.append(FrontEnd(self._first, self._clients.take(), self._starts.start))
         self._processes += started
         for process in started:
-            task = asyncio.create_task(self._run(process))
-            self._tasks.add(task)
-            task.add_done_callback(self._ran)
+            self._keep(self._run(process))
         return started
+
+    def _keep(self, work: Coroutine[object, object, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ran)
 
     def _ran(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)

@@ -10,6 +10,6 @@ class WeightsAheadSettings(FeatureSettings):
 
     # fmt: off
     lmi_read_ahead: bool = variable(parse.boolean, "Weights on a disk are read into memory while "
-        "vLLM is imported, as far as half of the free memory holds them.", default=False,
+        "vLLM is imported, as far as half of the free memory holds them.", default=True,
         values="bool")
     # fmt: on

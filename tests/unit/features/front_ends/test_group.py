@@ -148,6 +148,23 @@ async def test_process_that_dies_while_it_joins_is_replaced(
     group.remove()
 
 
+async def test_first_start_waits_for_a_process_that_imports(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Who asked for three processes has three when the server is ready."""
+    monkeypatch.setattr(Beside, "imports", False)
+    group = new_group(monkeypatch, set())
+    joining = asyncio.ensure_future(join(group, asyncio.Event().wait))
+    first, second = cast("list[Beside]", group._processes)
+    first.imported.set()
+    await until(first.is_serving.is_set)
+    assert not joining.done()
+    second.imported.set()
+    async with asyncio.timeout(10):
+        await joining
+    group.remove()
+
+
 async def test_engine_that_dies_while_they_join_ends_the_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -188,10 +205,10 @@ async def test_process_that_ends_without_an_engine_is_replaced_at_once(
     group.remove()
 
 
-async def test_process_that_imports_as_the_engine_comes_joins_it_once(
+async def test_process_that_imports_as_a_later_engine_comes_joins_it_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The start waits for it, and so does the call that has replaced another by it."""
+    """Requests wait for a model that wakes, and other processes answer them meanwhile."""
     group = new_group(monkeypatch, set())
     await join(group, asyncio.Event().wait)
     await group.detach()
@@ -201,12 +218,12 @@ async def test_process_that_imports_as_the_engine_comes_joins_it_once(
     new = cast("Beside", group._processes[-1])
     group.begin(load_settings({"HF_MODEL_ID": "a/b"}), EngineArguments({}))
     group.new_clients()
-    joining = asyncio.ensure_future(join(group, asyncio.Event().wait))
-    await until(cast("Beside", group._processes[0]).is_serving.is_set)
-    assert not joining.done()
-    new.imported.set()
     async with asyncio.timeout(10):
-        await joining
+        await join(group, asyncio.Event().wait)
+    assert cast("Beside", group._processes[0]).is_serving.is_set()
+    assert not new.is_asked
+    new.imported.set()
+    await until(new.is_serving.is_set)
     assert new.joins == 1
     group.remove()
 

@@ -67,8 +67,32 @@ def test_all_of_it_is_in_memory_then(files: list[Path], caplog: pytest.LogCaptur
     caplog.clear()
     again = ReadAhead(files, lambda _: True, free)
     again.run()
-    assert again.count == 0
+    assert (again.count, again.passed) == (0, 3 * SIZE * MB)
     assert "weights: read ahead nothing (they are in memory already)" in caplog.text
+
+
+def test_what_is_in_memory_is_not_copied(
+    files: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the kernel tells, which it does without reading anything."""
+    with files[1].open("rb") as file:
+        assert reading.pages_in_memory(file.fileno(), 0, SIZE * MB) == 0
+        os.preadv(file.fileno(), [bytearray(SIZE * MB)], 0)
+        if not (found := reading.pages_in_memory(file.fileno(), 0, SIZE * MB)):
+            pytest.skip("this kernel has no cachestat")
+        assert found * mmap.PAGESIZE == SIZE * MB
+    copied: list[int] = []
+
+    def into_cache(_: int, __: object, ___: int, count: int) -> int:
+        copied.append(count)
+        return count
+
+    monkeypatch.setattr(reading, "_into_cache", into_cache)
+    monkeypatch.setattr(reading, "_is_kept", lambda _: True)
+    ahead = ReadAhead(files, lambda _: True, free)
+    ahead.run()
+    assert ahead.passed == 3 * SIZE * MB
+    assert sum(copied) == 2 * SIZE * MB
 
 
 def test_files_that_the_engine_has_read_are_left_out(
