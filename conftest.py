@@ -3,6 +3,7 @@
 Too many of these fail it. Workers get the files of tests in the order of their length.
 """
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,9 @@ from tests.support.engine_starts import STARTS
 from tests.support.file_seconds import sort_longest_first
 from tests.support.long_tests import LONG, is_long, is_slow
 
+# Read when torch and numpy are imported, also by programs that tests start. On a busy machine a
+# second thread waits for the first by spinning, up to 100 times longer than the work takes.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Its 200 ms for an example are a matter of the machine's other work.
 settings.register_profile("without a deadline", deadline=None)
 settings.load_profile("without a deadline")

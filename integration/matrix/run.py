@@ -110,13 +110,15 @@ def run(row: Architecture, folder: Path) -> Outcome:
 def serve(
     row: Architecture, folder: Path, more: Mapping[str, str] = MappingProxyType({})
 ) -> ServerProcess:
-    """Start a server over the checkpoint of `row` below `folder`, with `more` options."""
+    """Start a server over the checkpoint of `row` below `folder`, with `more` options.
+
+    Transformers looks for torchvision once, as it is imported, and few rows need it.
+    """
     environ = {**OPTIONS, **row.options, **more, "HF_MODEL_ID": str(folder / row.name)}
-    paths = [os.getcwd()]  # noqa: PTH109 (as the environment has it)
     if row.processor:
-        paths.insert(0, str(torchvision_copy()))
-    environ |= {"PYTHONPATH": os.pathsep.join(paths)}
-    return start_server(folder, "--port", "0", environ=environ)
+        paths = (str(torchvision_copy()), os.getcwd())  # noqa: PTH109 (as the environment has it)
+        environ["PYTHONPATH"] = os.pathsep.join(paths)
+    return start_server(folder, "--port", "0", environ=environ, is_forked=True)
 
 
 class Compared:

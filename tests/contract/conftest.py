@@ -42,8 +42,7 @@ DEMO_ARGUMENTS = {
 NO_ADAPTERS: dict[str, Any] = {"enable_lora": False, "max_loras": 1, "max_cpu_loras": None}
 Run = Callable[..., Any]
 
-# Two threads bound to the cores of a busy machine wait for each other up to 100 times longer.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Threads bound to the cores of a busy machine wait for each other (conftest.py of the root).
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 os.environ.setdefault(
     "NUMBA_NUM_THREADS", "1"

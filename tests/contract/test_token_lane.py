@@ -225,12 +225,16 @@ def test_a_mixture_in_one_batch(
     try:
         found = run(together())
         processor.lane = None
-        expected = [run(one(job)) for job in jobs]
+        alone = {_key(job): run(one(job)) for job in jobs if not job.request_id.endswith("reader")}
     finally:
         run(vllm_engine.unload_adapter(ref))
-    for job, one_found, one_expected in zip(jobs, found, expected, strict=True):
-        rounded = [_rounded(each) for each in (one_found, one_expected)]
-        assert rounded[0] == rounded[1], job.request_id
+    for job, one_found in zip(jobs, found, strict=True):
+        assert _rounded(one_found) == _rounded(alone[_key(job)]), job.request_id
+
+
+def _key(job: GenerationJob) -> tuple[str, bool]:
+    """Return what decides what vLLM says: it knows nothing of a reader."""
+    return job.request_id.removesuffix(" to a reader"), job.is_streaming
 
 
 def _rounded(sequences: tuple[Any, ...]) -> list[Any]:
