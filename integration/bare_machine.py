@@ -7,13 +7,16 @@ LMI_TEST_BARE_INSTALL=1 (15 minutes, gigabytes) a part of it is run, and all of 
 packages were installed there, from where pip looks here.
 """
 
+import atexit
 import contextlib
+import functools
 import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from ast import literal_eval
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -33,6 +36,7 @@ ENTER = "enter.sh"
 PROXIES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 # Debian's Python as well, for the libraries that every Python needs; libnuma1 for vLLM on a CPU.
 PACKAGES = "python3,git,make,ca-certificates,libnuma1"
+ALL_PACKAGES = f"{PACKAGES},curl"
 # Where an environment that `make setup` has filled would say so.
 STAMP = (
     "import sys; sys.path.insert(0, 'scripts'); import setup; "
@@ -118,7 +122,7 @@ def empty_machine(tmp_path: Path) -> Machine:
 @pytest.fixture
 def debian_machine(tmp_path: Path) -> Machine:
     """Return a machine with the distribution's own Python over the packages that are lent."""
-    machine = _debian(tmp_path, Release(packages=f"{PACKAGES},curl"))
+    machine = _debian(tmp_path, Release(packages=ALL_PACKAGES))
     own = ".".join(map(str, sys.version_info[:2]))
     if not (machine.root / f"usr/bin/python{own}").exists():
         pytest.skip(f"the distribution has no Python {own}, for which the packages are")
@@ -160,6 +164,33 @@ def pip_settings() -> dict[str, str]:
 
 def _debian(folder: Path, release: Release = Release()) -> Machine:
     root = folder / "root"
+    if release.name == Release.name:
+        subprocess.run(["cp", "-a", _debian_with_all(), root], check=True)
+        others = {*ALL_PACKAGES.split(",")} - {*release.packages.split(",")}
+        purge = ["chroot", str(root), "dpkg", "--purge", "--force-depends", *others]
+        if others:
+            subprocess.run(purge, capture_output=True, check=True)
+    else:
+        _debootstrap(root, release)
+    _copy_project(root / str(ENVIRONMENT.parent)[1:])
+    home = root / HOME[1:]
+    home.mkdir()
+    os.chown(home, USER, USER)
+    (root / "root").chmod(0o755)  # Python may lie below it
+    return Machine(root)
+
+
+@functools.cache
+def _debian_with_all() -> Path:
+    """Return a Debian with what one of the machines has: packages are unpacked once for all."""
+    folder = tempfile.mkdtemp(prefix="lmi-debian-")
+    atexit.register(shutil.rmtree, folder)
+    root = Path(folder) / "root"
+    _debootstrap(root, Release(packages=ALL_PACKAGES))
+    return root
+
+
+def _debootstrap(root: Path, release: Release) -> None:
     command = [
         "debootstrap", "--variant=minbase", "--no-check-gpg", f"--include={release.packages}",
         *release.options, release.name, str(root), release.mirror, *filter(None, [release.script]),
@@ -167,12 +198,6 @@ def _debian(folder: Path, release: Release = Release()) -> Machine:
     made = subprocess.run(command, capture_output=True, text=True, check=False)
     if made.returncode:
         pytest.skip(f"debootstrap could not make a Debian: {made.stdout[-200:]}")
-    _copy_project(root / str(ENVIRONMENT.parent)[1:])
-    home = root / HOME[1:]
-    home.mkdir()
-    os.chown(home, USER, USER)
-    (root / "root").chmod(0o755)  # Python may lie below it
-    return Machine(root)
 
 
 def _copy_project(place: Path) -> None:
