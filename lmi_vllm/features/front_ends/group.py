@@ -44,6 +44,9 @@ SPARE_CLIENTS: Final = 3  # processes that may be replaced during the life of on
 LIVENESS_SECONDS: Final = (
     15.0  # a process reports every half second; one that is silent for longer is killed
 )
+# One that joins an engine may be busy for longer, with the tokenizer. Requests for a model that
+# wakes wait for it: LMI_WAKE_TIMEOUT is 60 s.
+JOIN_SECONDS: Final = 30.0
 WATCH_SECONDS: Final = 1.0
 STEP: Final = "front ends"  # of a start, which waits for them
 
@@ -70,6 +73,7 @@ class FrontEndGroup(ProcessGroup):
         self._join_message: JoinEngine | None = None
         self._joined = asyncio.Event()  # by one more process
         self._is_later = False  # the next engine is not the first that they join
+        self._is_joining = False  # what follows is one line about all of them
         self._ending = "no process could be started"  # of the one that ended last
         service.telemetry.series = series_of_all
         service.queue.share(self._clients.counters.row(0))
@@ -135,9 +139,21 @@ class FrontEndGroup(ProcessGroup):
             first=self.first_socket,
             limit=self._service.queue.limit,
         )
-        await self._complete(engine)
-        count = 1 + self._serving
-        logger.info("%d front-end processes answer at %s", count, self._address.url())
+        self._is_joining = True
+        try:
+            await self._complete(engine)
+        finally:
+            self._is_joining = False
+        self._log_count()
+
+    def _log_count(self) -> None:
+        missing = self._count - 1 - self._serving
+        logger.info(
+            "%d front-end processes answer at %s%s",
+            self._count - missing,
+            self._address.url(),
+            f"; {missing} still to come" if missing else "",
+        )
 
     async def _complete(self, engine: Engine) -> None:
         """Return once all processes serve, also those that took the place of others."""
@@ -198,8 +214,8 @@ class FrontEndGroup(ProcessGroup):
         if self._watching is not None:
             self._watching.cancel()
         ending, self._processes = self._processes, []
+        self._starts.close()  # one that is forked now would wait for a template that hangs
         await asyncio.gather(*(process.stop() for process in ending))
-        self._starts.close()
         self._service.telemetry.totals.add(*self._clients.counters.row(0).ends)
 
     def remove(self) -> None:
@@ -272,6 +288,8 @@ class FrontEndGroup(ProcessGroup):
         process.is_serving.set()
         process.has_served = True
         self._joined.set()
+        if not self._is_joining:
+            self._log_count()
 
     async def publish(self, adapters: Collection[Adapter], timeout_seconds: float) -> None:
         """Send every process this list to route by; one that does not reply is killed."""
@@ -296,10 +314,9 @@ async def _end_hanging(processes: Sequence[FrontEnd], counters: SharedCounters) 
     while True:
         await asyncio.sleep(WATCH_SECONDS)
         for process in processes:
-            # One that joins an engine may be busy for longer.
-            is_reporting = process.is_serving.is_set() or not process.is_asked
-            silent = counters.row(process.row).silent_seconds
-            if process.has_served and is_reporting and silent > LIVENESS_SECONDS:
+            joins = process.is_asked and not process.is_serving.is_set()
+            limit = JOIN_SECONDS if joins else LIVENESS_SECONDS
+            if process.has_served and counters.row(process.row).silent_seconds > limit:
                 logger.error("front-end process %d hangs: it is ended", process.pid)
                 process.has_served = False  # once: its end may take a while
                 process.is_serving.clear()

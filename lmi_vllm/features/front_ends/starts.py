@@ -23,6 +23,9 @@ logger = logging.getLogger(__name__)
 
 # A forked process has everything imported. One that takes longer waits for what it cannot get.
 BEGIN_SECONDS: Final = 60.0
+FORK_SECONDS: Final = (
+    15.0  # after which a template hangs; it does nothing else, and imports nothing
+)
 _UNKNOWN_CODE: Final = 255  # as asyncio has it
 _PR_SET_CHILD_SUBREAPER: Final = 36  # linux/prctl.h
 
@@ -89,7 +92,14 @@ class Template:
             socket.send_fds(self._control, [REQUEST], [end.fileno()])
         except OSError:
             self._lose()
-        if (pid := await forked) == NOT_FORKED:
+        try:
+            async with asyncio.timeout(FORK_SECONDS):
+                pid = await forked
+        except TimeoutError:
+            logger.warning("the template of front-end processes hangs: it is ended")
+            self._lose()
+            pid = NOT_FORKED
+        if pid == NOT_FORKED:
             raise NotForkedError
         try:
             return ForkedFrontEnd(pid)

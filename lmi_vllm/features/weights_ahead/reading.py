@@ -5,9 +5,7 @@ for that where the machine is a virtual one (DECISIONS.md 182).
 """
 
 import contextlib
-import ctypes
 import logging
-import mmap
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -20,9 +18,9 @@ logger = logging.getLogger(__name__)
 
 BLOCK: Final = 64 << 20  # bytes between two looks at memory and at the engine
 BUFFER: Final = 8 << 20  # bytes
+LOOKS: Final = 64  # at whether a block is in memory; the kernel reads less ahead than lies between
 _OVERTAKEN: Final = "the engine needs no more"
 _READ_BYTES: Final = "read_bytes:"
-_CACHESTAT: Final = 451  # of x86-64 and arm64 (include/uapi/asm-generic/unistd.h)
 
 
 class ReadAhead:
@@ -76,7 +74,7 @@ class ReadAhead:
                 if not self._goes_on(place):
                     return
                 count = min(BLOCK, size - start)
-                is_there = pages_in_memory(source, start, count) * mmap.PAGESIZE >= count
+                is_there = _is_there(source, start, count)
                 self.passed += count if is_there else _into_cache(source, buffer, start, count)
                 if not (self._is_known_to_keep if (kept := _is_kept(source)) is None else kept):
                     self._end = "its file system keeps nothing in memory"
@@ -113,20 +111,19 @@ def _into_cache(source: int, buffer: memoryview, start: int, count: int) -> int:
     return done
 
 
-def pages_in_memory(source: int, start: int, count: int) -> int:
-    """Return how many pages of a part of a file are in memory; 0 where the kernel does not tell.
+def _is_there(source: int, start: int, count: int) -> bool:
+    """Whether a part of a file is in memory, as far as some of its bytes show.
 
-    Linux tells from 6.5 on (cachestat(2)). Asking reads nothing.
+    cachestat(2) would tell of all of them, but takes files of an overlay, as an image's are, for
+    absent; mincore(2) takes those of another user for present.
     """
-    part, found = (ctypes.c_uint64 * 2)(start, count), (ctypes.c_uint64 * 5)()
-    failed = ctypes.CDLL(None).syscall(_CACHESTAT, source, part, found, 0)
-    return 0 if failed else found[0]
+    return all(_is_kept(source, at) for at in range(start, start + count, BLOCK // LOOKS))
 
 
-def _is_kept(source: int) -> bool | None:
-    """Whether the beginning of a file is in memory; None where the kernel does not tell."""
+def _is_kept(source: int, place: int = 0) -> bool | None:
+    """Whether a byte of a file is in memory; None where the kernel does not tell."""
     try:
-        os.preadv(source, [bytearray(1)], 0, os.RWF_NOWAIT)
+        os.preadv(source, [bytearray(1)], place, os.RWF_NOWAIT)
     except BlockingIOError:
         return False
     except OSError:

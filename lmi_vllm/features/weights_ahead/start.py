@@ -1,17 +1,21 @@
 """When weights are read ahead: from the moment the files are there until vLLM has read them."""
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
 from lmi_vllm.engine.vllm.start_steps import ORDER
-from lmi_vllm.features.host_memory import free_host_memory
+from lmi_vllm.features.host_memory import counts_read_files, free_host_memory
 from lmi_vllm.features.weights_ahead.files import file_system, weight_files
 from lmi_vllm.features.weights_ahead.reading import ReadAhead
 from lmi_vllm.features.weights_ahead.settings import WeightsAheadSettings
 from lmi_vllm.inference.start_progress import StartProgress
 from lmi_vllm.server.start_parts import PlannedStart
+from lmi_vllm.translate.devices import detect_devices
+
+logger = logging.getLogger(__name__)
 
 SMALLEST: Final = 64 << 20  # bytes; less is read in no time
 # vLLM reads ahead on these by itself once it loads; with its own `prefetch` on all.
@@ -40,6 +44,9 @@ def begin(start: PlannedStart) -> threading.Thread | None:
     # With several nodes each reads a part that is not known here.
     if not is_on or sum(sizes) < SMALLEST or start.arguments.number("nnodes", 1) > 1:
         return None
+    if _is_counted_as_used(start):
+        logger.info("weights: not read ahead: vLLM counts files in this container's memory as used")
+        return None
     kind = file_system(files[0])
     vllm_reads = values.get(_STRATEGY) == "prefetch" or (
         values.get(_STRATEGY) is None and kind in _VLLM_READS
@@ -53,6 +60,16 @@ def begin(start: PlannedStart) -> threading.Thread | None:
     thread = threading.Thread(target=ahead.run, name="lmi-vllm-read-ahead", daemon=True)
     thread.start()
     return thread
+
+
+def _is_counted_as_used(start: PlannedStart) -> bool:
+    """Whether vLLM would refuse to start over files that have been read.
+
+    On a CPU it wants `gpu_memory_utilization` of a container's limit to be unused, unless the size
+    of its cache is given (`vllm/v1/worker/cpu_worker.py`).
+    """
+    is_asked = start.arguments.values.get("kv_cache_memory_bytes") is None
+    return is_asked and counts_read_files() and not detect_devices(start.environ).gpu_count
 
 
 def wanted_by(start: StartProgress, *, until: str) -> Callable[[int], bool]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -206,9 +207,10 @@ async def test_process_that_ends_without_an_engine_is_replaced_at_once(
 
 
 async def test_process_that_imports_as_a_later_engine_comes_joins_it_once(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Requests wait for a model that wakes, and other processes answer them meanwhile."""
+    caplog.set_level(logging.INFO)
     group = new_group(monkeypatch, set())
     await join(group, asyncio.Event().wait)
     await group.detach()
@@ -222,9 +224,12 @@ async def test_process_that_imports_as_a_later_engine_comes_joins_it_once(
         await join(group, asyncio.Event().wait)
     assert cast("Beside", group._processes[0]).is_serving.is_set()
     assert not new.is_asked
+    assert caplog.messages[-1].startswith("2 front-end processes answer at")
+    assert caplog.messages[-1].endswith("; 1 still to come")
     new.imported.set()
     await until(new.is_serving.is_set)
     assert new.joins == 1
+    assert re.fullmatch(r"3 front-end processes answer at \S+", caplog.messages[-1])
     group.remove()
 
 
@@ -260,7 +265,8 @@ async def test_rows_of_ended_processes_are_free_while_there_is_no_engine(
         ((True, True, True), 16.0, True),
         ((True, True, True), 14.0, False),
         ((True, False, False), 16.0, True),  # the model sleeps
-        ((True, False, True), 16.0, False),  # it joins the engine of a model that wakes
+        ((True, False, True), 29.0, False),  # it joins the engine of a model that wakes
+        ((True, False, True), 31.0, True),
         ((False, False, False), 16.0, False),  # it imports
     ],
 )

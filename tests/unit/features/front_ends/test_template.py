@@ -172,6 +172,28 @@ async def test_what_the_template_forked_outlives_it(
     assert await ended(one.process) == 7
 
 
+async def test_template_that_hangs_is_ended(
+    begun: FrontEndStarts, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And a process is spawned in the place of the one that it was asked for."""
+    spawned: list[socket.socket] = []
+
+    async def spawn(end: socket.socket) -> None:
+        spawned.append(end)
+
+    monkeypatch.setattr(starts, "_spawn", spawn)
+    monkeypatch.setattr(starts, "FORK_SECONDS", 0.2)
+    stopped = only_template()
+    stopped.suspend()
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        async with asyncio.timeout(SECONDS):
+            await begun.start(theirs, asyncio.Event())
+    assert spawned == [theirs]
+    assert not stopped.is_running()
+    assert "the template of front-end processes hangs: it is ended" in caplog.text
+
+
 @pytest.mark.parametrize(
     "cause", ["reason", "no room for the template", "no room", "not handed over"]
 )

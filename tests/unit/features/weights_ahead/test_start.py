@@ -11,6 +11,7 @@ from lmi_vllm.features.weights_ahead.start import SMALLEST, begin, wanted_by
 from lmi_vllm.inference.start_progress import Phase, StartProgress
 from lmi_vllm.messages import EngineArguments, ModelArtifacts
 from lmi_vllm.server.start_parts import PlannedStart
+from lmi_vllm.translate.devices import Devices
 from tests.support.assembled import SOURCES, load_settings
 
 
@@ -59,6 +60,31 @@ def test_weights_of_a_folder_are_read(folder: Path) -> None:
 def test_nothing_is_read(folder: Path, given: dict[str, Any]) -> None:
     """Where it is not on, where nothing is read from files, where it is not known what is."""
     assert begin(planned(folder, **given)) is None
+
+
+@pytest.mark.parametrize(
+    ("values", "gpu_count", "is_read"),
+    [
+        ({"gpu_memory_utilization": 0.6}, 0, False),
+        ({"gpu_memory_utilization": 0.6, "kv_cache_memory_bytes": 1 << 28}, 0, True),
+        ({"gpu_memory_utilization": 0.6}, 1, True),
+    ],
+    ids=str,
+)
+def test_memory_that_vllm_would_miss_is_left_alone(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    values: dict[str, Any],
+    gpu_count: int,
+    is_read: bool,
+) -> None:
+    """On a CPU it refuses to start in a container whose memory holds files."""
+    monkeypatch.setattr(module, "counts_read_files", lambda: True)
+    monkeypatch.setattr(module, "detect_devices", lambda _: Devices(gpu_count))
+    thread = begin(planned(folder, **values))
+    assert (thread is not None) is is_read
+    if thread is not None:
+        thread.join(30)
 
 
 def test_small_models_and_those_that_are_not_there(folder: Path, tmp_path: Path) -> None:
