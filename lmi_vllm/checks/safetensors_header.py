@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import stat
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -50,7 +51,10 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         DamagedFileError: they do not.
         OSError: the file cannot be read.
     """
-    size = path.stat().st_size
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):  # who opens a named pipe waits for its other end
+        raise DamagedFileError("it is no regular file")
+    size = status.st_size
     with path.open("rb") as file:
         start = file.read(_LENGTH_BYTES)
         if len(start) < _LENGTH_BYTES:

@@ -62,8 +62,9 @@ def weight_problems(folder: Path) -> Iterator[str]:
 
 def _problem(path: Path) -> str:
     size = path.stat().st_size
-    if path.is_dir() or not size:
-        return "is empty" if path.is_file() else "is a directory, not a file of weights"
+    if not size or not path.is_file():  # who opens a named pipe waits for its other end
+        other = "is a directory, not a file of weights" if path.is_dir() else "is no regular file"
+        return "is empty" if path.is_file() else other
     with path.open("rb") as file:
         start = file.read(len(_POINTER))
     if start == _POINTER:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Final
 
 # Files with limit and usage of a control group, versions 2 and 1, with the word of memory.stat for
-# files in memory that nobody has used lately: the kernel gives their place to who asks for it.
+# files in memory that were not used lately: the kernel gives their place to who asks for it.
 _CGROUP_FILES: Final = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),

@@ -1,12 +1,14 @@
 """Files of weights that are not what their names say are named before the engine starts."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
 import pytest
 
 from lmi_vllm.checks.model_config import read_directory
+from lmi_vllm.checks.safetensors_header import DamagedFileError, read_tensors
 from lmi_vllm.checks.weight_files import weight_problems
 from lmi_vllm.demo import DEMO_MODEL_DIR
 
@@ -62,6 +64,17 @@ def test_directory_is_named(folder: Path) -> None:
     (folder / "model.safetensors").mkdir()
     (problem,) = weight_problems(folder)
     assert "is a directory" in problem
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "more.safetensors"])
+def test_named_pipe_is_not_waited_for(folder: Path, name: str) -> None:
+    """By the check of the weights, nor by what reads their shapes."""
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    read_directory(folder)
+    assert f"{folder / name} is no regular file" in [*weight_problems(folder)]
+    with pytest.raises(DamagedFileError, match="no regular file"):
+        read_tensors(folder / name)
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
