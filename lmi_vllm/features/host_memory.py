@@ -1,14 +1,19 @@
 """The memory that this process may still take: of the machine, and of its container."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-# Files with limit and usage of a control group, versions 2 and 1, with the word of memory.stat for
-# files in memory that were not used lately: the kernel gives their place to who asks for it.
-_CGROUP_FILES: Final = (
-    ("memory.max", "memory.current", "inactive_file"),
-    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
-)
+# Of control groups, versions 2 and 1: where their folders are, the controller in /proc/self/cgroup,
+# the files with limit and usage, and memory.stat's word for files in memory that were not used
+# lately. The kernel gives their place to who asks for it.
+_VERSIONS: Final = (
+    ("", "", "memory.max", "memory.current", "inactive_file"),
+    (
+        "memory", "memory",
+        "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file",
+    ),
+)  # fmt: skip
 
 
 def free_host_memory(root: Path = Path("/")) -> int | None:
@@ -24,8 +29,28 @@ def counts_read_files(root: Path = Path("/")) -> bool:
 
 
 def _of_group(root: Path) -> int | None:
-    found = (_group(root, *names) for names in _CGROUP_FILES)
-    return min((left for left in found if left is not None), default=None)
+    """Bytes that the groups of this process have left; None without a limit."""
+    left = (
+        _left(folder, *files)
+        for mount, controller, *files in _VERSIONS
+        for folder in _folders(root, mount, controller)
+    )
+    return min((found for found in left if found is not None), default=None)
+
+
+def _folders(root: Path, mount: str, controller: str) -> Iterator[Path]:
+    """Yield the folder that is mounted, which is a container's own group, and those below it."""
+    folder = root / "sys/fs/cgroup" / mount
+    yield folder
+    try:
+        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return
+    fields = (line.split(":", 2) for line in lines if line.count(":") > 1)
+    path = next((where for _, names, where in fields if controller in names.split(",")), "/")
+    for part in Path(path).parts[1:]:
+        folder /= part
+        yield folder
 
 
 def _available(root: Path) -> int | None:
@@ -37,16 +62,14 @@ def _available(root: Path) -> int | None:
     return next((int(size) * 1024 for size in sizes), None)
 
 
-def _group(root: Path, limit: str, usage: str, reclaimable: str) -> int | None:
-    """Bytes that the container has left (its own group is the root it sees); None: no limit."""
-    folder = root / "sys/fs/cgroup"
+def _left(folder: Path, limit: str, usage: str, reclaimable: str) -> int | None:
     try:
         highest, used = (folder / limit).read_text().strip(), (folder / usage).read_text().strip()
     except OSError:
         return None
     if not (highest.isdigit() and used.isdigit()):
         return None
-    files = _stated((folder / usage).with_name("memory.stat"), reclaimable)
+    files = _stated(folder / "memory.stat", reclaimable)
     return max(0, int(highest) - max(0, int(used) - files))
 
 

@@ -10,7 +10,7 @@ the shared counters, how many requests are in flight.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Collection, Coroutine, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Mapping
 from dataclasses import replace
 from typing import Final, cast
 
@@ -28,8 +28,13 @@ from lmi_vllm.features.front_ends.channel import (
 )
 from lmi_vllm.features.front_ends.first import EngineClients, FirstProcess, SharedEngine
 from lmi_vllm.features.front_ends.handle import FrontEnd, ProcessEndedError
+from lmi_vllm.features.front_ends.hanging import (
+    FIRST_JOIN_SECONDS,
+    IMPORT_SECONDS,
+    end_hanging,
+    ended_after,
+)
 from lmi_vllm.features.front_ends.series import remove_files, series_of_all
-from lmi_vllm.features.front_ends.shared_counters import SharedCounters
 from lmi_vllm.features.front_ends.starts import FrontEndStarts
 from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.inference.service import InferenceService
@@ -41,13 +46,6 @@ from lmi_vllm.server.context import ProcessGroup
 logger = logging.getLogger(__name__)
 
 SPARE_CLIENTS: Final = 3  # processes that may be replaced during the life of one engine
-LIVENESS_SECONDS: Final = (
-    15.0  # a process reports every half second; one that is silent for longer is killed
-)
-# One that joins an engine may be busy for longer, with the tokenizer. Requests for a model that
-# wakes wait for it: LMI_WAKE_TIMEOUT is 60 s.
-JOIN_SECONDS: Final = 30.0
-WATCH_SECONDS: Final = 1.0
 STEP: Final = "front ends"  # of a start, which waits for them
 
 
@@ -102,7 +100,7 @@ class FrontEndGroup(ProcessGroup):
         self.failed.clear()  # the next engine has spare clients again
         self._start_missing()
         if self._watching is None:
-            watch = _end_hanging(self._processes, clients.counters)
+            watch = end_hanging(self._processes, clients.counters)
             self._watching = asyncio.create_task(watch)
 
     def new_clients(self) -> tuple[EngineClient, ...]:
@@ -147,13 +145,9 @@ class FrontEndGroup(ProcessGroup):
         self._log_count()
 
     def _log_count(self) -> None:
-        missing = self._count - 1 - self._serving
-        logger.info(
-            "%d front-end processes answer at %s%s",
-            self._count - missing,
-            self._address.url(),
-            f"; {missing} still to come" if missing else "",
-        )
+        count, url = 1 + self._serving, self._address.url()
+        missing = f" of {self._count}" if count < self._count else ""
+        logger.info("%d%s front-end processes answer at %s", count, missing, url)
 
     async def _complete(self, engine: Engine) -> None:
         """Return once all processes serve, also those that took the place of others."""
@@ -275,11 +269,12 @@ class FrontEndGroup(ProcessGroup):
 
     async def _join(self, process: FrontEnd) -> None:
         """Let a process join the engine, or return at once if there is none: `join` comes then."""
-        await process.wait_for(process.imported)
+        await ended_after(IMPORT_SECONDS, process, process.wait_for(process.imported))
         joined, engine = self._join_message, self._first.engine
         if joined is None or engine is None or process.is_asked:
             return
-        await process.join(replace(joined, client=engine.complete(self._clients.of(process.row))))
+        client = engine.complete(self._clients.of(process.row))
+        await ended_after(FIRST_JOIN_SECONDS, process, process.join(replace(joined, client=client)))
         if self._join_message is not joined:
             return  # the engine has been left meanwhile
         process.is_routed = True
@@ -307,20 +302,6 @@ class FrontEndGroup(ProcessGroup):
     def _broadcast(self, message: object) -> None:
         for process in self._processes:
             process.send(message)
-
-
-async def _end_hanging(processes: Sequence[FrontEnd], counters: SharedCounters) -> None:
-    """Kill processes that fail their liveness check: the kernel still gives them connections."""
-    while True:
-        await asyncio.sleep(WATCH_SECONDS)
-        for process in processes:
-            joins = process.is_asked and not process.is_serving.is_set()
-            limit = JOIN_SECONDS if joins else LIVENESS_SECONDS
-            if process.has_served and counters.row(process.row).silent_seconds > limit:
-                logger.error("front-end process %d hangs: it is ended", process.pid)
-                process.has_served = False  # once: its end may take a while
-                process.is_serving.clear()
-                process.kill()
 
 
 def front_end_group(

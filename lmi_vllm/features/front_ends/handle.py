@@ -156,8 +156,7 @@ class FrontEnd:
             async with asyncio.timeout(timeout_seconds + ADAPTER_GRACE_SECONDS):
                 await self.channel.call(message)
         except TimeoutError:
-            logger.error("front-end process %d does not answer: it is ended", self.pid)
-            self.kill()
+            self.end_hanging()
         except LmiError as error:
             logger.debug("front-end process %d: %s", self.pid, error.text)  # it has ended
 
@@ -169,7 +168,7 @@ class FrontEnd:
             async with asyncio.timeout(DETACH_SECONDS):
                 await self._channel.call(ConfirmState(self._channel.new_number()))
         except TimeoutError:
-            self.kill()
+            self.end_hanging()
         except LmiError as error:
             logger.debug("front-end process %d: %s", self.pid, error.text)  # it has ended
 
@@ -183,7 +182,7 @@ class FrontEnd:
             async with asyncio.timeout(DETACH_SECONDS):
                 await self._channel.call(LeaveEngine(self._channel.new_number()))
         except TimeoutError:
-            self.kill()
+            self.end_hanging()
         except LmiError as error:
             logger.debug("front-end process %d: %s", self.pid, error.text)  # it has ended
 
@@ -195,6 +194,11 @@ class FrontEnd:
         except TimeoutError:
             self.kill()
             await self._ended.wait()
+
+    def end_hanging(self) -> None:
+        """End it by SIGKILL and say why; the group starts another."""
+        logger.error("front-end process %d hangs: it is ended", self.pid)
+        self.kill()
 
     def kill(self) -> None:
         """End the process by SIGKILL; the group starts another."""

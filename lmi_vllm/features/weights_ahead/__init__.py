@@ -16,6 +16,7 @@ def configure(c: "ConfigurationBuilder") -> None:
 
 def serve(s: "ServerParts") -> None:
     """Add to the server."""
-    from lmi_vllm.features.weights_ahead.start import begin
+    from lmi_vllm.features.weights_ahead.start import begin, make_room
 
     s.start.on_files.append(begin)
+    s.start.before_engine.append(make_room)

@@ -1,6 +1,8 @@
 """When weights are read ahead: from the moment the files are there until vLLM has read them."""
 
+import contextlib
 import logging
+import os
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -30,11 +32,7 @@ def begin(start: PlannedStart) -> threading.Thread | None:
 
     Returns the daemon thread; None where there is nothing to do.
     """
-    values = start.arguments.values
-    folder = Path(str(values.get("model")))
-    files: Sequence[Path] = ()
-    if "model_weights" not in values and start.engine != "scripted":
-        files = weight_files(folder, str(values.get("load_format", "auto")).lower())
+    values, files = start.arguments.values, _files_of(start)
     try:
         sizes = tuple(file.stat().st_size for file in files)
     except OSError:  # a link to nothing: the engine has an error of its own for it
@@ -60,6 +58,26 @@ def begin(start: PlannedStart) -> threading.Thread | None:
     thread = threading.Thread(target=ahead.run, name="lmi-vllm-read-ahead", daemon=True)
     thread.start()
     return thread
+
+
+def make_room(start: PlannedStart) -> None:
+    """Drop the weights from memory where vLLM would not start over them.
+
+    A download has left them there, or an engine before the next one, of a model that slept.
+    """
+    if not _is_counted_as_used(start):
+        return
+    for path in _files_of(start):
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _files_of(start: PlannedStart) -> Sequence[Path]:
+    values = start.arguments.values
+    if "model_weights" in values or start.engine == "scripted":
+        return ()
+    load_format = str(values.get("load_format", "auto")).lower()
+    return weight_files(Path(str(values.get("model"))), load_format)
 
 
 def _is_counted_as_used(start: PlannedStart) -> bool:

@@ -48,3 +48,27 @@ def test_files_in_memory_are_free_memory(
     assert free_host_memory(tmp_path) == 900 * MIB
     (group / "memory.stat").write_text(f"{word} {800 * MIB}\n")  # read a moment later
     assert free_host_memory(tmp_path) == 1000 * MIB
+
+
+@pytest.mark.parametrize(
+    ("mount", "line", "names"),
+    [
+        ("", "0::", ("memory.max", "memory.current")),
+        ("memory", "4:memory:", ("memory.limit_in_bytes", "memory.usage_in_bytes")),
+    ],
+    ids=["version 2", "version 1"],
+)
+def test_every_group_of_the_process_counts(
+    mount: str, line: str, names: tuple[str, str], tmp_path: Path
+) -> None:
+    """A unit of systemd has its limit below the root; a parent may have a lower one."""
+    (tmp_path / "proc/self").mkdir(parents=True)
+    groups = f"7:cpu,cpuacct:/other\n{line}/system.slice/lmi.service\n"
+    (tmp_path / "proc/self/cgroup").write_text(groups)
+    own = tmp_path / "sys/fs/cgroup" / mount / "system.slice/lmi.service"
+    own.mkdir(parents=True)
+    for folder, highest in ((own, 800), (own.parent, 600)):
+        for name, mib in zip(names, (highest, 100), strict=True):
+            (folder / name).write_text(f"{mib * MIB}\n")
+        expected = (highest - 100) * MIB
+        assert free_host_memory(tmp_path) == expected

@@ -12,6 +12,7 @@ import pytest
 
 from lmi_vllm.errors import EngineStartError
 from lmi_vllm.features.front_ends import group as group_module
+from lmi_vllm.features.front_ends import hanging
 from lmi_vllm.features.front_ends.channel import JoinEngine
 from lmi_vllm.features.front_ends.group import SPARE_CLIENTS, FrontEndGroup
 from lmi_vllm.features.front_ends.handle import ProcessEndedError
@@ -110,6 +111,10 @@ class Beside:
     async def send_adapters(self, *_: object) -> None:
         """Take them."""
 
+    def end_hanging(self) -> None:
+        """End as the real one does."""
+        self.over.set()
+
 
 def new_group(monkeypatch: pytest.MonkeyPatch, dying: set[int]) -> FrontEndGroup:
     """Return a group of three whose others have been started."""
@@ -163,6 +168,25 @@ async def test_first_start_waits_for_a_process_that_imports(
     second.imported.set()
     async with asyncio.timeout(10):
         await joining
+    group.remove()
+
+
+@pytest.mark.parametrize("limit", ["IMPORT_SECONDS", "FIRST_JOIN_SECONDS"])
+async def test_process_that_hangs_at_the_start_is_replaced(
+    limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reports only from its first engine on, so its import and its joining have limits."""
+    monkeypatch.setattr(group_module, limit, 0.05)
+    group = new_group(monkeypatch, set())
+    stuck = cast("Beside", group._processes[0])
+    if limit == "IMPORT_SECONDS":
+        stuck.imported.clear()
+    else:
+        stuck.channel = SimpleNamespace(send=lambda _: None)
+    async with asyncio.timeout(10):
+        await join(group, asyncio.Event().wait)
+    assert stuck.over.is_set()
+    assert [one.row for one in group._processes] == [2, 3]
     group.remove()
 
 
@@ -224,8 +248,7 @@ async def test_process_that_imports_as_a_later_engine_comes_joins_it_once(
         await join(group, asyncio.Event().wait)
     assert cast("Beside", group._processes[0]).is_serving.is_set()
     assert not new.is_asked
-    assert caplog.messages[-1].startswith("2 front-end processes answer at")
-    assert caplog.messages[-1].endswith("; 1 still to come")
+    assert caplog.messages[-1].startswith("2 of 3 front-end processes answer at")
     new.imported.set()
     await until(new.is_serving.is_set)
     assert new.joins == 1
@@ -272,25 +295,23 @@ async def test_rows_of_ended_processes_are_free_while_there_is_no_engine(
 )
 async def test_process_that_hangs_is_ended_once(
     monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
     state: tuple[bool, bool, bool],
     silent_seconds: float,
     is_ended: bool,
 ) -> None:
     """Also one that hangs while there is no engine: a waking would wait for it."""
-    monkeypatch.setattr(group_module, "WATCH_SECONDS", 0.001)
+    monkeypatch.setattr(hanging, "WATCH_SECONDS", 0.001)
     has_served, is_serving, is_asked = state
     serving, kills = asyncio.Event(), []
     if is_serving:
         serving.set()
     process = SimpleNamespace(
         row=1, pid=7, has_served=has_served, is_serving=serving, is_asked=is_asked,
-        kill=lambda: kills.append(7),
+        end_hanging=lambda: kills.append(7),
     )  # fmt: skip
     counters = SimpleNamespace(row=lambda _: SimpleNamespace(silent_seconds=silent_seconds))
-    watching = group_module._end_hanging(cast("Any", [process]), cast("Any", counters))
+    watching = hanging.end_hanging(cast("Any", [process]), cast("Any", counters))
     task = asyncio.create_task(watching)
     await asyncio.sleep(0.05)
     task.cancel()
     assert kills == ([7] if is_ended else [])
-    assert caplog.text.count("hangs") == int(is_ended)

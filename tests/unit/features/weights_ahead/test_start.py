@@ -1,5 +1,6 @@
 """When weights are read ahead, and when that is left to vLLM or not done."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 
 from lmi_vllm.features.weights_ahead import start as module
 from lmi_vllm.features.weights_ahead.reading import ReadAhead
-from lmi_vllm.features.weights_ahead.start import SMALLEST, begin, wanted_by
+from lmi_vllm.features.weights_ahead.start import SMALLEST, begin, make_room, wanted_by
 from lmi_vllm.inference.start_progress import Phase, StartProgress
 from lmi_vllm.messages import EngineArguments, ModelArtifacts
 from lmi_vllm.server.start_parts import PlannedStart
@@ -85,6 +86,20 @@ def test_memory_that_vllm_would_miss_is_left_alone(
     assert (thread is not None) is is_read
     if thread is not None:
         thread.join(30)
+
+
+@pytest.mark.parametrize("is_counted", [True, False])
+def test_room_is_made_before_each_engine(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, is_counted: bool
+) -> None:
+    """Where vLLM would not start over the weights that the one before it has read."""
+    monkeypatch.setattr(module, "counts_read_files", lambda: is_counted)
+    monkeypatch.setattr(module, "detect_devices", lambda _: Devices(0))
+    dropped: list[int] = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda *given: dropped.append(given[-1]))
+    make_room(planned(folder, gpu_memory_utilization=0.6))
+    assert dropped == [os.POSIX_FADV_DONTNEED] * 2 * is_counted
+    make_room(planned(folder / "gone", gpu_memory_utilization=0.6))
 
 
 def test_small_models_and_those_that_are_not_there(folder: Path, tmp_path: Path) -> None:
