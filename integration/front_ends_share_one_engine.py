@@ -27,7 +27,8 @@ from integration.processes_of_a_server import (
     is_of_the_front,
 )
 from lmi_vllm.demo import DEMO_MODEL_DIR
-from lmi_vllm.features.front_ends.group import LIVENESS_SECONDS, SPARE_CLIENTS
+from lmi_vllm.features.front_ends.group import SPARE_CLIENTS
+from lmi_vllm.features.front_ends.hanging import LIVENESS_SECONDS
 
 pytestmark = [
     pytest.mark.vllm,

@@ -18,7 +18,7 @@ from integration.conftest import RunningServer, ServerProcess, StartServer
 from integration.engine_restart import answers, engine_of, ping, start
 from integration.front_ends_share_one_engine import ask, front_ends, is_listening
 from integration.processes_of_a_server import template_of
-from lmi_vllm.features.front_ends.group import LIVENESS_SECONDS
+from lmi_vllm.features.front_ends.hanging import LIVENESS_SECONDS
 from tests.support.hook_files import write_code
 
 REPLACED_SECONDS = 3 * LIVENESS_SECONDS
