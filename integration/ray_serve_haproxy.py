@@ -31,8 +31,8 @@ from tests.golden.cases import load_golden
 pytestmark = pytest.mark.random_order(disabled=True)  # one cluster, whose replicas come and go
 DRAIN_SECONDS: Final = "3"  # 30 by default, in which the replica is there and gets nothing
 # On a busy machine five streams of a thousand rows a second outlasted the 120 s of the deployment.
-SLOWLY: Final = {**VARIABLES, "LMI_SCRIPTED_SECONDS_PER_TOKEN": "0.001"}
-TOKENS_OF_A_DRAIN: Final = 6_000  # 30 s at least, in which Ray's command begins
+SLOWLY: Final = {**VARIABLES, "LMI_SCRIPTED_SECONDS_PER_TOKEN": "0.005"}
+TOKENS_OF_A_DRAIN: Final = 12_000  # 60 s at least, in which Ray's command begins
 GRACE: Final = {"graceful_shutdown_timeout_s": 120}  # as our deployment has it
 LONG_BODY: Final = {"inputs": "The sea is wide. " * 200_000, "parameters": {"max_new_tokens": 4}}
 
