@@ -1,11 +1,11 @@
 """Seconds to ready with weights that are on the disk alone, read ahead or not.
 
-    python -m integration.bench cold_weights [--rounds 3] [--layers 16] [--all-cold] [--disk-mb 125]
+    python -m integration.bench cold_weights [--rounds 3] [--layers 16] [--all-cold] [--disk 125]
 
 A model of random weights, 2.2 GB with 16 layers. Its files are dropped from the page cache before
-each start; with `--all-cold` (root) everything is, vLLM's and torch's libraries too. `--disk-mb`
-(root) lets the disk read so many MB a second: 125 is what a gp3 volume of AWS gives unless more is
-paid for.
+each start; with `--all-cold` (root) everything is, vLLM's and torch's libraries too. `--disk`
+(root, control groups of version 1) lets the disk read so many MiB a second: 125 is what a gp3
+volume of AWS gives unless more is paid for.
 """
 
 import argparse
@@ -36,8 +36,7 @@ option.max_model_len=512
 option.kv_cache_memory_bytes=268435456
 option.enforce_eager=true
 """
-_GROUPS: Final = Path("/sys/fs/cgroup")
-_OLD_GROUPS: Final = _GROUPS / "blkio"  # of version 1
+_GROUPS: Final = Path("/sys/fs/cgroup/blkio")
 _DROP: Final = Path("/proc/sys/vm/drop_caches")
 _READ: Final = re.compile(r"weights: read ahead [^\"]*")
 
@@ -103,23 +102,24 @@ def make_cold(folder: Path, *, is_all: bool) -> None:
         _DROP.write_text("1", encoding="ascii")
 
 
-def slow_down(folder: Path, megabytes: int) -> None:
+@contextlib.contextmanager
+def slow_disk(folder: Path, mebibytes: int) -> Iterator[None]:
     """Let this process and those that it starts read so much a second from the folder's disk.
 
     Raises:
-        OSError: it is no disk of its own, or no control group for it can be made here.
+        OSError: the folder is on no disk of its own, or there are no control groups of version 1.
     """
     device = folder.stat().st_dev
-    number = f"{os.major(device)}:{os.minor(device)}"
-    limit = megabytes << 20
-    if _OLD_GROUPS.exists():
-        group, name, line = _OLD_GROUPS, "blkio.throttle.read_bps_device", f"{number} {limit}"
-    else:
-        group, name, line = _GROUPS, "io.max", f"{number} rbps={limit}"
-    own = group / f"lmi-vllm-bench-{os.getpid()}"
-    own.mkdir()
-    (own / name).write_text(line, encoding="ascii")
-    (own / "cgroup.procs").write_text(str(os.getpid()), encoding="ascii")
+    group = _GROUPS / f"lmi-vllm-bench-{os.getpid()}"
+    group.mkdir()
+    try:
+        limit = f"{os.major(device)}:{os.minor(device)} {mebibytes << 20}"
+        (group / "blkio.throttle.read_bps_device").write_text(limit, encoding="ascii")
+        (group / "cgroup.procs").write_text(str(os.getpid()), encoding="ascii")
+        yield
+    finally:
+        (_GROUPS / "cgroup.procs").write_text(str(os.getpid()), encoding="ascii")
+        group.rmdir()
 
 
 def measure(folder: Path, log: Path, *, reads_ahead: bool) -> tuple[float, str]:
@@ -144,7 +144,7 @@ def main() -> Result:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--all-cold", action="store_true")
-    parser.add_argument("--disk-mb", type=int, default=0, help="a second; 0: as it is")
+    parser.add_argument("--disk", type=int, default=0, help="MiB a second; 0: as it is")
     parser.add_argument("--folder", type=Path, help="where the model is kept")
     options = parser.parse_args()
     found: dict[bool, list[float]] = {True: [], False: []}
@@ -156,8 +156,8 @@ def main() -> Result:
         folder = root / "model"
         if not folder.exists():
             write_model(folder, options.layers)
-        if options.disk_mb:
-            slow_down(folder, options.disk_mb)
+        if options.disk:
+            stack.enter_context(slow_disk(folder, options.disk))
         for _ in range(options.rounds):
             for reads_ahead in (False, True):
                 make_cold(folder, is_all=options.all_cold)
@@ -167,7 +167,7 @@ def main() -> Result:
     rows = [["on" if on else "off", spread(seconds)] for on, seconds in found.items()]
     fastest = {on: sorted(seconds)[len(seconds) // 2] for on, seconds in found.items()}
     cold = "everything" if options.all_cold else "the weights"
-    disk = f", which reads {options.disk_mb} MB/s" if options.disk_mb else ""
+    disk = f", which reads {options.disk} MiB/s" if options.disk else ""
     return Result(
         [Table(f"Seconds to ready, {cold} on the disk alone{disk}", [VARIABLE, "ready"], rows)],
         [Claim("ready, read ahead / not", fastest[True] / fastest[False], 1.0)],

@@ -22,10 +22,11 @@ def free_host_memory(root: Path = Path("/")) -> int | None:
     return min(limits, default=None)
 
 
-def counts_read_files(root: Path = Path("/")) -> bool:
-    """Whether what is left is that of a control group, which counts files in memory as used."""
-    machine, group = _available(root), _of_group(root)
-    return group is not None and (machine is None or group < machine)
+def is_container_limited(root: Path = Path("/")) -> bool:
+    """Whether the container, the group that is mounted, may take less than the machine has."""
+    total = _stated(root / "proc/meminfo", "MemTotal:") * 1024
+    limits = (_number(root / "sys/fs/cgroup" / mount / limit) for mount, _, limit, *_ in _VERSIONS)
+    return any(limit is not None and limit < total for limit in limits)
 
 
 def _of_group(root: Path) -> int | None:
@@ -54,26 +55,29 @@ def _folders(root: Path, mount: str, controller: str) -> Iterator[Path]:
 
 
 def _available(root: Path) -> int | None:
-    try:
-        lines = (root / "proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    sizes = (line.split()[1] for line in lines if line.startswith("MemAvailable:"))
-    return next((int(size) * 1024 for size in sizes), None)
+    available = _stated(root / "proc/meminfo", "MemAvailable:")
+    return available * 1024 or None
 
 
 def _left(folder: Path, limit: str, usage: str, reclaimable: str) -> int | None:
-    try:
-        highest, used = (folder / limit).read_text().strip(), (folder / usage).read_text().strip()
-    except OSError:
-        return None
-    if not (highest.isdigit() and used.isdigit()):
+    highest, used = _number(folder / limit), _number(folder / usage)
+    if highest is None or used is None:
         return None
     files = _stated(folder / "memory.stat", reclaimable)
-    return max(0, int(highest) - max(0, int(used) - files))
+    return max(0, highest - max(0, used - files))
+
+
+def _number(path: Path) -> int | None:
+    """Return the number that is all of a file; None for `max`, or without the file."""
+    try:
+        text = path.read_text(encoding="ascii").strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None
 
 
 def _stated(path: Path, word: str) -> int:
+    """Return the number behind a word at the beginning of a line; 0 without it."""
     try:
         lines = path.read_text(encoding="ascii").splitlines()
     except OSError:

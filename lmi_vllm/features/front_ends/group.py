@@ -70,8 +70,7 @@ class FrontEndGroup(ProcessGroup):
         self._setup: ProcessSetup | None = None
         self._join_message: JoinEngine | None = None
         self._joined = asyncio.Event()  # by one more process
-        self._is_later = False  # the next engine is not the first that they join
-        self._is_joining = False  # what follows is one line about all of them
+        self._has_joined = False  # all of them have, an engine before the next one
         self._ending = "no process could be started"  # of the one that ended last
         service.telemetry.series = series_of_all
         service.queue.share(self._clients.counters.row(0))
@@ -89,12 +88,7 @@ class FrontEndGroup(ProcessGroup):
         clients = self._clients
         self._settings = settings
         self._setup = self._setup or ProcessSetup(
-            settings,
-            self._environ,
-            arguments,
-            str(clients.counters_path),
-            clients.rows,
-            0,
+            settings, self._environ, arguments, str(clients.counters_path), clients.rows, 0
         )
         clients.begin(process.row for process in self._processes)
         self.failed.clear()  # the next engine has spare clients again
@@ -137,11 +131,7 @@ class FrontEndGroup(ProcessGroup):
             first=self.first_socket,
             limit=self._service.queue.limit,
         )
-        self._is_joining = True
-        try:
-            await self._complete(engine)
-        finally:
-            self._is_joining = False
+        await self._complete(engine)
         self._log_count()
 
     def _log_count(self) -> None:
@@ -153,9 +143,8 @@ class FrontEndGroup(ProcessGroup):
         """Return once all processes serve, also those that took the place of others."""
         serving = asyncio.create_task(self._all_serve())
         failing = asyncio.create_task(self.failed.wait())
-        dying = asyncio.create_task(
-            engine.wait_until_dead()
-        )  # a process would wait for it for ever
+        # Of a dead engine a process would wait for the answer for ever.
+        dying = asyncio.create_task(engine.wait_until_dead())
         ends = (serving, failing, dying)
         try:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -173,18 +162,15 @@ class FrontEndGroup(ProcessGroup):
         return sum(one.is_serving.is_set() for one in self._processes)
 
     async def _all_serve(self) -> None:
-        if self._is_later:
-            importing = [one for one in self._processes if not one.imported.is_set()]
-            for process in importing:
-                self._keep(self._join_or_end(process))
-            there = [one for one in self._processes if one not in importing]
-            await asyncio.gather(*map(self._join_or_end, there))
-            return
-        await asyncio.gather(*map(self._join_or_end, self._processes))
-        while self._serving < self._count - 1:
+        awaited = [one for one in self._processes if one.imported.is_set() or not self._has_joined]
+        for process in self._processes:
+            if process not in awaited:
+                self._keep(self._join_late(process))
+        await asyncio.gather(*map(self._join_or_end, awaited))
+        while not self._has_joined and self._serving < self._count - 1:
             self._joined.clear()
             await self._joined.wait()
-        self._is_later = True
+        self._has_joined = True
 
     def engine_died(self) -> None:
         """Have each process end its requests in the engine."""
@@ -224,11 +210,7 @@ class FrontEndGroup(ProcessGroup):
         while len(self._processes) + len(started) < self._count - 1:
             if self._clients.is_exhausted:
                 if not self.failed.is_set():
-                    logger.error(
-                        "%d front-end processes were replaced: no further one is started "
-                        "before the next start of the engine",
-                        SPARE_CLIENTS,
-                    )
+                    logger.error("no further front-end process begins before the next engine does")
                 self.failed.set()
                 break
             started.append(FrontEnd(self._first, self._clients.take(), self._starts.start))
@@ -261,7 +243,12 @@ class FrontEndGroup(ProcessGroup):
         self._processes.remove(process)
         if self._first.state().state is State.DRAINING:
             return  # it is over before another could serve
-        await asyncio.gather(*map(self._join_or_end, self._start_missing()))
+        await asyncio.gather(*map(self._join_late, self._start_missing()))
+
+    async def _join_late(self, process: FrontEnd) -> None:
+        await self._join_or_end(process)
+        if process.is_serving.is_set():
+            self._log_count()
 
     async def _join_or_end(self, process: FrontEnd) -> None:
         with contextlib.suppress(ProcessEndedError):  # its own `_run` logs that and replaces it
@@ -283,8 +270,6 @@ class FrontEndGroup(ProcessGroup):
         process.is_serving.set()
         process.has_served = True
         self._joined.set()
-        if not self._is_joining:
-            self._log_count()
 
     async def publish(self, adapters: Collection[Adapter], timeout_seconds: float) -> None:
         """Send every process this list to route by; one that does not reply is killed."""

@@ -198,6 +198,8 @@ class FrontEnd:
     def end_hanging(self) -> None:
         """End it by SIGKILL and say why; the group starts another."""
         logger.error("front-end process %d hangs: it is ended", self.pid)
+        self.has_served = False  # once: its end may take a while
+        self.is_serving.clear()
         self.kill()
 
     def kill(self) -> None:

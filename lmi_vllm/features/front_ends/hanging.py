@@ -40,6 +40,4 @@ async def end_hanging(processes: Sequence[FrontEnd], counters: SharedCounters) -
             joins = process.is_asked and not process.is_serving.is_set()
             limit = JOIN_SECONDS if joins else LIVENESS_SECONDS
             if process.has_served and counters.row(process.row).silent_seconds > limit:
-                process.has_served = False  # once: its end may take a while
-                process.is_serving.clear()
                 process.end_hanging()

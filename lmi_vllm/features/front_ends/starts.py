@@ -23,9 +23,8 @@ logger = logging.getLogger(__name__)
 
 # A forked process has everything imported. One that takes longer waits for what it cannot get.
 BEGIN_SECONDS: Final = 60.0
-FORK_SECONDS: Final = (
-    15.0  # after which a template hangs; it does nothing else, and imports nothing
-)
+# A template that takes longer hangs: it does nothing else.
+FORK_SECONDS: Final = 15.0
 _UNKNOWN_CODE: Final = 255  # as asyncio has it
 _PR_SET_CHILD_SUBREAPER: Final = 36  # linux/prctl.h
 
@@ -98,7 +97,7 @@ class Template:
         except TimeoutError:
             logger.warning("the template of front-end processes hangs: it is ended")
             self._lose()
-            pid = NOT_FORKED
+            raise NotForkedError from None
         if pid == NOT_FORKED:
             raise NotForkedError
         try:

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 BLOCK: Final = 64 << 20  # bytes between two looks at memory and at the engine
 BUFFER: Final = 8 << 20  # bytes
-LOOKS: Final = 64  # at whether a block is in memory; the kernel reads less ahead than lies between
+LOOKS: Final = 64  # at whether a block is in memory; the kernel itself reads less ahead than one
 _OVERTAKEN: Final = "the engine needs no more"
 _READ_BYTES: Final = "read_bytes:"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from lmi_vllm.engine.vllm.start_steps import ORDER
-from lmi_vllm.features.host_memory import counts_read_files, free_host_memory
+from lmi_vllm.features.host_memory import free_host_memory, is_container_limited
 from lmi_vllm.features.weights_ahead.files import file_system, weight_files
 from lmi_vllm.features.weights_ahead.reading import ReadAhead
 from lmi_vllm.features.weights_ahead.settings import WeightsAheadSettings
@@ -69,10 +69,12 @@ def make_room(start: PlannedStart) -> None:
         return
     for path in _files_of(start):
         with contextlib.suppress(OSError), path.open("rb") as file:
+            os.fdatasync(file.fileno())  # what is not on the disk yet cannot be dropped
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _files_of(start: PlannedStart) -> Sequence[Path]:
+    """Return the files that vLLM will read weights from, in its order."""
     values = start.arguments.values
     if "model_weights" in values or start.engine == "scripted":
         return ()
@@ -83,11 +85,11 @@ def _files_of(start: PlannedStart) -> Sequence[Path]:
 def _is_counted_as_used(start: PlannedStart) -> bool:
     """Whether vLLM would refuse to start over files that have been read.
 
-    On a CPU it wants `gpu_memory_utilization` of a container's limit to be unused, unless the size
-    of its cache is given (`vllm/v1/worker/cpu_worker.py`).
+    On a CPU it wants `gpu_memory_utilization` of a container's limit to be free, and takes files in
+    memory for used (`vllm/v1/worker/cpu_worker.py`), unless the size of its cache is given.
     """
     is_asked = start.arguments.values.get("kv_cache_memory_bytes") is None
-    return is_asked and counts_read_files() and not detect_devices(start.environ).gpu_count
+    return is_asked and is_container_limited() and not detect_devices(start.environ).gpu_count
 
 
 def wanted_by(start: StartProgress, *, until: str) -> Callable[[int], bool]:

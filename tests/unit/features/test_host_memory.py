@@ -1,30 +1,31 @@
-"""What a container has left, and whether its limit counts what has been read of files."""
+"""What a container has left, and whether it has less than the machine."""
 
 from pathlib import Path
 
 import pytest
 
-from lmi_vllm.features.host_memory import counts_read_files, free_host_memory
+from lmi_vllm.features.host_memory import free_host_memory, is_container_limited
 
 MIB = 1 << 20
 
 
 @pytest.mark.parametrize(
-    ("highest", "is_counted"),
-    [("", False), ("max", False), (str(900 * MIB), True), (str(1 << 62), False)],
+    ("highest", "is_limited"),
+    [("", False), ("max", False), (str(999 * MIB), True), (str(1000 * MIB), False)],
 )
-def test_limit_of_a_group_counts_what_was_read(
-    highest: str, is_counted: bool, tmp_path: Path
+@pytest.mark.parametrize("name", ["memory.max", "memory/memory.limit_in_bytes"])
+def test_limit_below_the_machine_s_memory(
+    highest: str, is_limited: bool, name: str, tmp_path: Path
 ) -> None:
-    """Without one the machine's own figure leaves such memory out."""
+    """However much of it is available: vLLM compares with all of it."""
     (tmp_path / "proc").mkdir()
-    (tmp_path / "proc/meminfo").write_text("MemTotal: 9 kB\nMemAvailable: 1024000 kB\n")
+    text = f"MemTotal: {1000 * 1024} kB\nMemAvailable: 10 kB\n"
+    (tmp_path / "proc/meminfo").write_text(text)
     if highest:
-        folder = tmp_path / "sys/fs/cgroup"
-        folder.mkdir(parents=True)
-        (folder / "memory.max").write_text(f"{highest}\n")
-        (folder / "memory.current").write_text(f"{100 * MIB}\n")
-    assert counts_read_files(tmp_path) is is_counted
+        path = tmp_path / "sys/fs/cgroup" / name
+        path.parent.mkdir(parents=True)
+        path.write_text(f"{highest}\n")
+    assert is_container_limited(tmp_path) is is_limited
 
 
 @pytest.mark.parametrize(

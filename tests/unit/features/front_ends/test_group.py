@@ -5,6 +5,7 @@ import logging
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, ClassVar, cast
 
@@ -15,7 +16,7 @@ from lmi_vllm.features.front_ends import group as group_module
 from lmi_vllm.features.front_ends import hanging
 from lmi_vllm.features.front_ends.channel import JoinEngine
 from lmi_vllm.features.front_ends.group import SPARE_CLIENTS, FrontEndGroup
-from lmi_vllm.features.front_ends.handle import ProcessEndedError
+from lmi_vllm.features.front_ends.handle import FrontEnd, ProcessEndedError
 from lmi_vllm.features.front_ends.starts import FrontEndStarts
 from lmi_vllm.inference.lifecycle import Lifecycle, State
 from lmi_vllm.inference.queue import RequestQueue
@@ -55,7 +56,7 @@ async def test_process_that_ends_in_a_drain_is_not_replaced(
         _clients=SimpleNamespace(counters=SimpleNamespace(row=lambda _: row), is_exhausted=False),
         _first=SimpleNamespace(state=lambda: SimpleNamespace(state=state)),
         _start_missing=start_missing,
-        _join_or_end=None,  # nothing was started
+        _join_late=None,  # nothing was started
     )
     await FrontEndGroup._run(cast("Any", group), cast("Any", process))
     assert started == (["another"] if state is State.HEALTHY else [])
@@ -295,6 +296,7 @@ async def test_rows_of_ended_processes_are_free_while_there_is_no_engine(
 )
 async def test_process_that_hangs_is_ended_once(
     monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
     state: tuple[bool, bool, bool],
     silent_seconds: float,
     is_ended: bool,
@@ -307,11 +309,13 @@ async def test_process_that_hangs_is_ended_once(
         serving.set()
     process = SimpleNamespace(
         row=1, pid=7, has_served=has_served, is_serving=serving, is_asked=is_asked,
-        end_hanging=lambda: kills.append(7),
+        kill=lambda: kills.append(7),
     )  # fmt: skip
+    process.end_hanging = partial(FrontEnd.end_hanging, cast("Any", process))
     counters = SimpleNamespace(row=lambda _: SimpleNamespace(silent_seconds=silent_seconds))
     watching = hanging.end_hanging(cast("Any", [process]), cast("Any", counters))
     task = asyncio.create_task(watching)
     await asyncio.sleep(0.05)
     task.cancel()
     assert kills == ([7] if is_ended else [])
+    assert caplog.text.count("hangs") == int(is_ended)

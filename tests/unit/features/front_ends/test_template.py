@@ -49,6 +49,18 @@ async def begun() -> AsyncIterator[FrontEndStarts]:
     made.close()
 
 
+@pytest.fixture
+def spawned(monkeypatch: pytest.MonkeyPatch) -> list[socket.socket]:
+    """Return the channels of those that would have been spawned."""
+    found: list[socket.socket] = []
+
+    async def spawn(end: socket.socket) -> None:
+        found.append(end)
+
+    monkeypatch.setattr(starts, "_spawn", spawn)
+    return found
+
+
 class Begun:
     """A process that was started, its report, and our end of its channel."""
 
@@ -151,15 +163,9 @@ async def test_nothing_of_other_processes_is_left_here(begun: FrontEndStarts) ->
 
 
 async def test_what_the_template_forked_outlives_it(
-    begun: FrontEndStarts, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    begun: FrontEndStarts, spawned: list[socket.socket], caplog: pytest.LogCaptureFixture
 ) -> None:
     """And further ones are spawned."""
-    spawned: list[socket.socket] = []
-
-    async def spawn(end: socket.socket) -> None:
-        spawned.append(end)
-
-    monkeypatch.setattr(starts, "_spawn", spawn)
     one = await begin(begun)
     only_template().kill()
     ours, theirs = socket.socketpair()
@@ -173,15 +179,12 @@ async def test_what_the_template_forked_outlives_it(
 
 
 async def test_template_that_hangs_is_ended(
-    begun: FrontEndStarts, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    begun: FrontEndStarts,
+    spawned: list[socket.socket],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """And a process is spawned in the place of the one that it was asked for."""
-    spawned: list[socket.socket] = []
-
-    async def spawn(end: socket.socket) -> None:
-        spawned.append(end)
-
-    monkeypatch.setattr(starts, "_spawn", spawn)
     monkeypatch.setattr(starts, "FORK_SECONDS", 0.2)
     stopped = only_template()
     stopped.suspend()
@@ -198,19 +201,17 @@ async def test_template_that_hangs_is_ended(
     "cause", ["reason", "no room for the template", "no room", "not handed over"]
 )
 async def test_where_none_is_forked_it_is_spawned(
-    cause: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    cause: str,
+    spawned: list[socket.socket],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The log says why."""
     caplog.set_level(logging.INFO)
-    spawned: list[socket.socket] = []
-
-    async def spawn(end: socket.socket) -> None:
-        spawned.append(end)
 
     def fail() -> int:
         raise OSError(11, "Resource temporarily unavailable")
 
-    monkeypatch.setattr(starts, "_spawn", spawn)
     if cause == "reason":
         monkeypatch.setattr(starts, "why_not_forked", lambda: "threads of gRPC run here")
     elif cause == "no room":

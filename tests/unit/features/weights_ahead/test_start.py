@@ -80,7 +80,7 @@ def test_memory_that_vllm_would_miss_is_left_alone(
     is_read: bool,
 ) -> None:
     """On a CPU it refuses to start in a container whose memory holds files."""
-    monkeypatch.setattr(module, "counts_read_files", lambda: True)
+    monkeypatch.setattr(module, "is_container_limited", lambda: True)
     monkeypatch.setattr(module, "detect_devices", lambda _: Devices(gpu_count))
     thread = begin(planned(folder, **values))
     assert (thread is not None) is is_read
@@ -93,12 +93,14 @@ def test_room_is_made_before_each_engine(
     folder: Path, monkeypatch: pytest.MonkeyPatch, is_counted: bool
 ) -> None:
     """Where vLLM would not start over the weights that the one before it has read."""
-    monkeypatch.setattr(module, "counts_read_files", lambda: is_counted)
+    monkeypatch.setattr(module, "is_container_limited", lambda: is_counted)
     monkeypatch.setattr(module, "detect_devices", lambda _: Devices(0))
     dropped: list[int] = []
+    monkeypatch.setattr(os, "fdatasync", dropped.append)
     monkeypatch.setattr(os, "posix_fadvise", lambda *given: dropped.append(given[-1]))
     make_room(planned(folder, gpu_memory_utilization=0.6))
-    assert dropped == [os.POSIX_FADV_DONTNEED] * 2 * is_counted
+    assert len(dropped) == 4 * is_counted
+    assert dropped[1::2] == [os.POSIX_FADV_DONTNEED] * 2 * is_counted
     make_room(planned(folder / "gone", gpu_memory_utilization=0.6))
 
 
