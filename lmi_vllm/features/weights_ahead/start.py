@@ -85,8 +85,8 @@ def _files_of(start: PlannedStart) -> Sequence[Path]:
 def _is_counted_as_used(start: PlannedStart) -> bool:
     """Whether vLLM would refuse to start over files that have been read.
 
-    On a CPU it wants `gpu_memory_utilization` of a container's limit to be free, and takes files in
-    memory for used (`vllm/v1/worker/cpu_worker.py`), unless the size of its cache is given.
+    On a CPU it wants `gpu_memory_utilization` of a container's limit to be free, unless the size of
+    its cache is given. Files in memory are used in its eyes (`vllm/v1/worker/cpu_worker.py`).
     """
     is_asked = start.arguments.values.get("kv_cache_memory_bytes") is None
     return is_asked and is_container_limited() and not detect_devices(start.environ).gpu_count
