@@ -34,7 +34,7 @@ VARIABLES: Final = {
     "LMI_SCRIPTED_SECONDS_PER_TOKEN": "0.001", "LMI_SCRIPTED_MAX_MODEL_LEN": "200000"
 }  # fmt: skip
 LONG: Final = {"inputs": "The sea is wide", "parameters": {"max_new_tokens": 100_000}}
-ABORT_SECONDS: Final = 20.0  # through two proxies, whose machine may be busy; a request takes 100
+ABORT_SECONDS: Final = 5.0
 MANY_TOKENS: Final = 10_000
 FEWER_TOKENS: Final = 2_000
 HEADER: Final = "X-Amzn-SageMaker-Adapter-Identifier"
