@@ -96,7 +96,7 @@ def test_a_client_that_disconnects_aborts(cluster: RayCluster) -> None:
 
 
 def test_a_whole_request_ends_where_haproxy_passes_the_end_on(cluster: RayCluster) -> None:
-    """It does not every time (docs/scale-out.md), so that one of ten has to.
+    """It does not every time (docs/performance/ray-serve.md), so that one of ten has to.
 
     Each answers 10 s after its begin, and an abort is seen within 5.
     """

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 # Of control groups, versions 2 and 1: where their folders are, the controller in /proc/self/cgroup,
 # the files with limit and usage, and memory.stat's word for files in memory that were not used
@@ -22,11 +22,22 @@ def free_host_memory(root: Path = Path("/")) -> int | None:
     return min(limits, default=None)
 
 
-def is_container_limited(root: Path = Path("/")) -> bool:
-    """Whether the container, the group that is mounted, may take less than the machine has."""
+class Container(NamedTuple):
+    """The memory of a container: bytes of its limit, and of that what nothing is in, no file."""
+
+    limit: int
+    empty: int
+
+
+def container_memory(root: Path = Path("/")) -> Container | None:
+    """Return the memory of the container, the group that is mounted; None if it has no limit."""
     total = _stated(root / "proc/meminfo", "MemTotal:") * 1024
-    limits = (_number(root / "sys/fs/cgroup" / mount / limit) for mount, _, limit, *_ in _VERSIONS)
-    return any(limit is not None and limit < total for limit in limits)
+    for mount, _, limit, usage, _ in _VERSIONS:
+        folder = root / "sys/fs/cgroup" / mount
+        most, used = _number(folder / limit), _number(folder / usage)
+        if most is not None and used is not None and most < total:
+            return Container(most, most - used)
+    return None
 
 
 def _of_group(root: Path) -> int | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from lmi_vllm.engine.vllm.start_steps import ORDER
-from lmi_vllm.features.host_memory import free_host_memory, is_container_limited
+from lmi_vllm.features.host_memory import container_memory, free_host_memory
 from lmi_vllm.features.weights_ahead.files import file_system, weight_files
 from lmi_vllm.features.weights_ahead.reading import ReadAhead
 from lmi_vllm.features.weights_ahead.settings import WeightsAheadSettings
@@ -20,6 +20,7 @@ from lmi_vllm.translate.devices import detect_devices
 logger = logging.getLogger(__name__)
 
 SMALLEST: Final = 64 << 20  # bytes; less is read in no time
+UNTIL_THEN: Final = 2 << 30  # bytes; server and engine take less until vLLM looks at the memory
 # vLLM reads ahead on these by itself once it loads; with its own `prefetch` on all.
 _VLLM_READS: Final = ("nfs", "nfs4", "lustre")
 # Their files may pass the cache by, and the kernel does not tell.
@@ -42,7 +43,7 @@ def begin(start: PlannedStart) -> threading.Thread | None:
     # With several nodes each reads a part that is not known here.
     if not is_on or sum(sizes) < SMALLEST or start.arguments.number("nnodes", 1) > 1:
         return None
-    if _is_counted_as_used(start):
+    if _lacks_room(start, sum(sizes)):
         logger.info("weights: not read ahead: vLLM counts files in this container's memory as used")
         return None
     kind = file_system(files[0])
@@ -65,7 +66,7 @@ def make_room(start: PlannedStart) -> None:
 
     A download has left them there, or an engine before the next one, of a model that slept.
     """
-    if not _is_counted_as_used(start):
+    if not _lacks_room(start):
         return
     for path in _files_of(start):
         with contextlib.suppress(OSError), path.open("rb") as file:
@@ -82,14 +83,20 @@ def _files_of(start: PlannedStart) -> Sequence[Path]:
     return weight_files(Path(str(values.get("model"))), load_format)
 
 
-def _is_counted_as_used(start: PlannedStart) -> bool:
-    """Whether vLLM would refuse to start over files that have been read.
+def _lacks_room(start: PlannedStart, more: int = 0) -> bool:
+    """Whether vLLM could refuse to start over files in memory, with so many bytes more of them.
 
     On a CPU it wants `gpu_memory_utilization` of a container's limit to be free, unless the size of
     its cache is given. Files in memory are used in its eyes (`vllm/v1/worker/cpu_worker.py`).
     """
-    is_asked = start.arguments.values.get("kv_cache_memory_bytes") is None
-    return is_asked and is_container_limited() and not detect_devices(start.environ).gpu_count
+    values = start.arguments.values
+    container = container_memory()
+    if container is None or values.get("kv_cache_memory_bytes") is not None:
+        return False
+    share = values.get("gpu_memory_utilization")
+    wanted = container.limit * (share if isinstance(share, int | float) else 1)
+    is_short = container.empty - more - UNTIL_THEN < wanted
+    return is_short and not detect_devices(start.environ).gpu_count
 
 
 def wanted_by(start: StartProgress, *, until: str) -> Callable[[int], bool]:

@@ -4,28 +4,41 @@ from pathlib import Path
 
 import pytest
 
-from lmi_vllm.features.host_memory import free_host_memory, is_container_limited
+from lmi_vllm.features.host_memory import Container, container_memory, free_host_memory
 
 MIB = 1 << 20
 
 
 @pytest.mark.parametrize(
-    ("highest", "is_limited"),
-    [("", False), ("max", False), (str(999 * MIB), True), (str(1000 * MIB), False)],
+    ("limit", "found"),
+    [
+        ("", None),
+        ("max", None),
+        (str(999 * MIB), Container(999 * MIB, 899 * MIB)),
+        (str(1000 * MIB), None),
+    ],
 )
-@pytest.mark.parametrize("name", ["memory.max", "memory/memory.limit_in_bytes"])
+@pytest.mark.parametrize(
+    ("folder", "names"),
+    [
+        ("", ("memory.max", "memory.current")),
+        ("memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")),
+    ],
+    ids=["version 2", "version 1"],
+)
 def test_limit_below_the_machine_s_memory(
-    highest: str, is_limited: bool, name: str, tmp_path: Path
+    limit: str, found: Container | None, folder: str, names: tuple[str, str], tmp_path: Path
 ) -> None:
     """However much of it is available: vLLM compares with all of it."""
     (tmp_path / "proc").mkdir()
     text = f"MemTotal: {1000 * 1024} kB\nMemAvailable: 10 kB\n"
     (tmp_path / "proc/meminfo").write_text(text)
-    if highest:
-        path = tmp_path / "sys/fs/cgroup" / name
-        path.parent.mkdir(parents=True)
-        path.write_text(f"{highest}\n")
-    assert is_container_limited(tmp_path) is is_limited
+    group = tmp_path / "sys/fs/cgroup" / folder
+    group.mkdir(parents=True)
+    if limit:
+        for name, value in zip(names, (limit, str(100 * MIB)), strict=True):
+            (group / name).write_text(f"{value}\n")
+    assert container_memory(tmp_path) == found
 
 
 @pytest.mark.parametrize(

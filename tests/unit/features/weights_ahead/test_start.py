@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from lmi_vllm.features.host_memory import Container
 from lmi_vllm.features.weights_ahead import start as module
 from lmi_vllm.features.weights_ahead.reading import ReadAhead
 from lmi_vllm.features.weights_ahead.start import SMALLEST, begin, make_room, wanted_by
@@ -63,45 +64,58 @@ def test_nothing_is_read(folder: Path, given: dict[str, Any]) -> None:
     assert begin(planned(folder, **given)) is None
 
 
+GIB = 1 << 30
+SHARE: dict[str, Any] = {"gpu_memory_utilization": 0.5}
+
+
 @pytest.mark.parametrize(
-    ("values", "gpu_count", "is_read"),
+    ("values", "gpu_count", "empty_gib", "is_short"),
     [
-        ({"gpu_memory_utilization": 0.6}, 0, False),
-        ({"gpu_memory_utilization": 0.6, "kv_cache_memory_bytes": 1 << 28}, 0, True),
-        ({"gpu_memory_utilization": 0.6}, 1, True),
+        (SHARE, 0, 6.5, True),
+        (SHARE, 0, 8, False),  # half of 10, and what server and engine take until vLLM looks
+        ({}, 0, 9, True),
+        ({**SHARE, "kv_cache_memory_bytes": 1 << 28}, 0, 6.5, False),
+        (SHARE, 1, 6.5, False),
+        (SHARE, 0, None, False),  # no container, or without a limit
     ],
     ids=str,
 )
-def test_memory_that_vllm_would_miss_is_left_alone(
+def test_room_is_made_where_vllm_would_not_start(
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
     values: dict[str, Any],
     gpu_count: int,
-    is_read: bool,
+    empty_gib: float | None,
+    is_short: bool,
 ) -> None:
     """On a CPU it refuses to start in a container whose memory holds files."""
-    monkeypatch.setattr(module, "is_container_limited", lambda: True)
+    container = None if empty_gib is None else Container(10 * GIB, int(empty_gib * GIB))
+    monkeypatch.setattr(module, "container_memory", lambda: container)
     monkeypatch.setattr(module, "detect_devices", lambda _: Devices(gpu_count))
-    thread = begin(planned(folder, **values))
-    assert (thread is not None) is is_read
-    if thread is not None:
-        thread.join(30)
-
-
-@pytest.mark.parametrize("is_counted", [True, False])
-def test_room_is_made_before_each_engine(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, is_counted: bool
-) -> None:
-    """Where vLLM would not start over the weights that the one before it has read."""
-    monkeypatch.setattr(module, "is_container_limited", lambda: is_counted)
-    monkeypatch.setattr(module, "detect_devices", lambda _: Devices(0))
     dropped: list[int] = []
     monkeypatch.setattr(os, "fdatasync", dropped.append)
     monkeypatch.setattr(os, "posix_fadvise", lambda *given: dropped.append(given[-1]))
-    make_room(planned(folder, gpu_memory_utilization=0.6))
-    assert len(dropped) == 4 * is_counted
-    assert dropped[1::2] == [os.POSIX_FADV_DONTNEED] * 2 * is_counted
-    make_room(planned(folder / "gone", gpu_memory_utilization=0.6))
+    thread = begin(planned(folder, **values))
+    assert (thread is None) is is_short
+    if thread is not None:
+        thread.join(30)
+    make_room(planned(folder, **values))
+    assert len(dropped) == 4 * is_short
+    assert dropped[1::2] == [os.POSIX_FADV_DONTNEED] * 2 * is_short
+    make_room(planned(folder / "gone", **values))
+
+
+def test_weights_for_which_there_is_no_room_are_not_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With them there would be too little, without them there is not."""
+    monkeypatch.setattr(module, "container_memory", lambda: Container(10 * GIB, 7 * GIB))
+    monkeypatch.setattr(module, "detect_devices", lambda _: Devices(0))
+    dropped: list[int] = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda *given: dropped.append(given[-1]))
+    assert begin(planned(folder, **SHARE)) is None
+    make_room(planned(folder, **SHARE))
+    assert not dropped
 
 
 def test_small_models_and_those_that_are_not_there(folder: Path, tmp_path: Path) -> None:
