@@ -171,9 +171,6 @@ class ModelStart:
         is_there = not path.is_absolute() or await asyncio.to_thread(path.exists)
         if not is_there:  # vLLM would take it for a hub's id
             raise EngineStartError(f"the model's files are gone: {path} does not exist any more")
-        there = self._planned(ready.model, ready.arguments)
-        for before_engine in self._context.start_parts.before_engine:
-            await asyncio.to_thread(before_engine, there)
         clients = self._context.processes.new_clients()
         try:
             return await self._context.engine_factory.start(

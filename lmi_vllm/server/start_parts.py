@@ -80,7 +80,7 @@ class StartParts:
     A download returns the arguments with its path. `checks` return the errors of a planned start.
     `plan_variables` are for libraries of this process, `start_variables` for the engine's, once the
     model's files are fetched. `around` are hooks; None where the settings do not ask for them.
-    `on_files` is called once the files are local, `before_engine` before each engine over them.
+    `on_files` is called once the files are local.
     """
 
     def __init__(self) -> None:
@@ -92,4 +92,3 @@ class StartParts:
         self.start_variables: list[StartVariables] = []
         self.around: list[Callable[[PlannedStart], AroundStart | None]] = []
         self.on_files: list[OnFiles] = []
-        self.before_engine: list[OnFiles] = []

@@ -10,7 +10,10 @@ import pytest
 import lmi_vllm
 
 PACKAGE = Path(lmi_vllm.__file__).parent
-_MODULES = "errors|masked_urls|messages|hooks|multipart|_version|clock|slot|signals|private_folders"
+_MODULES = (
+    "errors|masked_urls|messages|hooks|multipart|_version|clock|slot|signals|private_folders"
+    "|host_memory"
+)
 SHARED = rf"({_MODULES})\.\w+"
 DEMO = r"demo\.DEMO_MODEL_DIR"
 ENGINE = r"engine\.base\..*"
@@ -26,6 +29,7 @@ PACKAGES = {
     "clock": r"",
     "slot": r"",
     "private_folders": r"",
+    "host_memory": r"",
     "signals": r"",  # imported before everything else
     "demo": r"",
     "telemetry": SHARED,
@@ -124,7 +128,7 @@ def allowed_names(path: str) -> str:
     package, *rest = path.split("/")
     if package == "features":
         roots = "features" if re.fullmatch(PROGRAMS, path) else "features|cli|assembly"
-        return rf"(?!({roots})\b).*|features\.({rest[0]}|transfer|host_memory|metrics)\..*"
+        return rf"(?!({roots})\b).*|features\.({rest[0]}|transfer|metrics)\..*"
     package = package.removesuffix(".py")
     return rf"{PACKAGES[package]}|{package}\..*"
 

@@ -6,7 +6,7 @@ from tests.unit.test_architecture import FILES, arrows
 
 # Those that several features use, by room; `-` is the package itself.
 SHARED = """
-    -: _version assembly cli clock errors hooks messages private_folders signals
+    -: _version assembly cli clock errors hooks host_memory messages private_folders signals
     adapters: adapter hooks registry source
     checks: model model_config
     commands: explain

@@ -32,6 +32,7 @@ from lmi_vllm.engine.vllm.workarounds import CPU_WORKER, Scope
 from lmi_vllm.engine.vllm.workarounds.ignored_modules import inspect_adapters
 from lmi_vllm.engine.vllm.workarounds.not_finite import end_not_finite
 from lmi_vllm.errors import ConfigurationError, EngineStartError
+from lmi_vllm.host_memory import free_host_memory
 from lmi_vllm.messages import EngineArguments
 
 try:  # 0.33 moved it; the old path is the one of 0.32
@@ -160,8 +161,9 @@ def _cpu_adjustments(arguments: EngineArguments) -> dict[str, object]:
         # One child instead of two: the worker lives in the engine core.
         added |= _unless_set(values, "distributed_executor_backend", "uni")
     if "gpu_memory_utilization" not in values and "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
-        free = psutil.virtual_memory().available // CPU_KV_CACHE_FRACTION
-        added |= _unless_set(values, "kv_cache_memory_bytes", min(CPU_KV_CACHE_BYTES, free))
+        free = free_host_memory() or psutil.virtual_memory().available
+        size = min(CPU_KV_CACHE_BYTES, free // CPU_KV_CACHE_FRACTION)
+        added |= _unless_set(values, "kv_cache_memory_bytes", size)
     if values.get("worker_cls") in (None, "auto"):
         added["worker_cls"] = CPU_WORKER
     elif values.get("enable_lora"):

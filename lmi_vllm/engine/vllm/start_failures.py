@@ -26,6 +26,8 @@ _NO_TORCHVISION_MARKS: Final = (
 _FULL_DISK: Final = re.compile(r"No space left on device|Disk quota exceeded")
 # Where an engine that starts writes, besides the folder of temporary files.
 _WRITTEN: Final = ("VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+# vLLM's CPU worker: what its share leaves for the cache is below nothing.
+_MODEL_ABOVE_SHARE: Final = re.compile(r"requested memory for kv \((-|0\.0/)")
 _FULL_BYTES: Final = 64 * 1024**2  # what is left when a library or a kernel did not fit
 # What pydantic writes around the text of each check of vLLM's.
 _PYDANTIC_BEGIN: Final = re.compile(
@@ -61,17 +63,36 @@ def start_error_of(
     text = _shortened(whole, _HEAD, _TAIL)
     if words := oom_kills.words():
         return EngineMemoryError(f"the engine did not start: {words}: {text}")
+    advice = ""
     if lacks_memory(whole):
-        text = (
-            f"OOM: {text}. Lower gpu_memory_utilization or max_model_len; with LoRA also "
-            "max_loras or max_lora_rank"
-        )
+        text, advice = f"OOM: {text.rstrip('.')}", f". {_memory_advice(whole, arguments)}"
     if any(mark in whole for mark in _NO_TORCHVISION_MARKS):
-        text += (
+        advice += (
             ". Models that take pictures need it: pip install --no-deps torchvision, in the "
             "release made for the installed torch"
         )
-    return start_error(with_argument(f"the engine did not start: {text}", arguments))
+    named = with_argument(f"the engine did not start: {text}", arguments)
+    return start_error(f"{named}{advice}")
+
+
+def _memory_advice(text: str, arguments: EngineArguments) -> str:
+    """Return which arguments to change for lack of memory, each with its value and origin."""
+    if _MODEL_ABOVE_SHARE.search(text):
+        share = _shown("gpu_memory_utilization", arguments)
+        return f"The model takes all of its share of the memory: raise {share}"
+    if "Decrease --kv-cache-memory-bytes" in text:
+        return f"Lower {_shown('kv_cache_memory_bytes', arguments)}"
+    names = ["gpu_memory_utilization", "max_model_len"]
+    if arguments.values.get("enable_lora"):
+        names += ["max_loras", "max_lora_rank"]
+    *first, last = (_shown(name, arguments) for name in names)
+    return f"Lower {', '.join(first)} or {last}"
+
+
+def _shown(name: str, arguments: EngineArguments) -> str:
+    if (value := arguments.values.get(name)) is None:
+        return name
+    return f"{name} ({value} from {arguments.origin_of(name)})"
 
 
 def with_argument(text: str, arguments: EngineArguments) -> str:

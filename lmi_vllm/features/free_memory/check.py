@@ -8,7 +8,7 @@ from lmi_vllm.config.options.row import EVERYWHERE, FILE, option, ours
 from lmi_vllm.config.setting import Setting
 from lmi_vllm.config.settings import FeatureSettings, Settings
 from lmi_vllm.errors import EngineMemoryError
-from lmi_vllm.features.host_memory import free_host_memory
+from lmi_vllm.host_memory import free_host_memory
 from lmi_vllm.translate.devices import ask_nvidia_smi
 
 MIB: Final = 1 << 20

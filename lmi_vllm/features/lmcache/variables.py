@@ -10,8 +10,8 @@ from typing import Final
 
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.errors import ConfigurationError
-from lmi_vllm.features.host_memory import free_host_memory
 from lmi_vllm.features.lmcache.rules import LmcacheSettings
+from lmi_vllm.host_memory import free_host_memory
 from lmi_vllm.messages import EngineArguments, ModelArtifacts
 from lmi_vllm.sources.trusted_folders import per_user_sibling, trusted_folder
 

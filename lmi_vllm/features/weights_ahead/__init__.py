@@ -16,7 +16,6 @@ def configure(c: "ConfigurationBuilder") -> None:
 
 def serve(s: "ServerParts") -> None:
     """Add to the server."""
-    from lmi_vllm.features.weights_ahead.start import begin, make_room
+    from lmi_vllm.features.weights_ahead.start import begin
 
     s.start.on_files.append(begin)
-    s.start.before_engine.append(make_room)

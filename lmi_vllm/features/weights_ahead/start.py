@@ -1,26 +1,22 @@
 """When weights are read ahead: from the moment the files are there until vLLM has read them."""
 
-import contextlib
 import logging
-import os
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
 from lmi_vllm.engine.vllm.start_steps import ORDER
-from lmi_vllm.features.host_memory import container_memory, free_host_memory
 from lmi_vllm.features.weights_ahead.files import file_system, weight_files
 from lmi_vllm.features.weights_ahead.reading import ReadAhead
 from lmi_vllm.features.weights_ahead.settings import WeightsAheadSettings
+from lmi_vllm.host_memory import free_host_memory
 from lmi_vllm.inference.start_progress import StartProgress
 from lmi_vllm.server.start_parts import PlannedStart
-from lmi_vllm.translate.devices import detect_devices
 
 logger = logging.getLogger(__name__)
 
 SMALLEST: Final = 64 << 20  # bytes; less is read in no time
-UNTIL_THEN: Final = 2 << 30  # bytes; server and engine take less until vLLM looks at the memory
 # vLLM reads ahead on these by itself once it loads; with its own `prefetch` on all.
 _VLLM_READS: Final = ("nfs", "nfs4", "lustre")
 # Their files may pass the cache by, and the kernel does not tell.
@@ -43,9 +39,6 @@ def begin(start: PlannedStart) -> threading.Thread | None:
     # With several nodes each reads a part that is not known here.
     if not is_on or sum(sizes) < SMALLEST or start.arguments.number("nnodes", 1) > 1:
         return None
-    if _lacks_room(start, sum(sizes)):
-        logger.info("weights: not read ahead: vLLM counts files in this container's memory as used")
-        return None
     kind = file_system(files[0])
     vllm_reads = values.get(_STRATEGY) == "prefetch" or (
         values.get(_STRATEGY) is None and kind in _VLLM_READS
@@ -61,19 +54,6 @@ def begin(start: PlannedStart) -> threading.Thread | None:
     return thread
 
 
-def make_room(start: PlannedStart) -> None:
-    """Drop the weights from memory where vLLM would not start over them.
-
-    A download has left them there, or an engine before the next one, of a model that slept.
-    """
-    if not _lacks_room(start):
-        return
-    for path in _files_of(start):
-        with contextlib.suppress(OSError), path.open("rb") as file:
-            os.fdatasync(file.fileno())  # what is not on the disk yet cannot be dropped
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
 def _files_of(start: PlannedStart) -> Sequence[Path]:
     """Return the files that vLLM will read weights from, in its order."""
     values = start.arguments.values
@@ -81,22 +61,6 @@ def _files_of(start: PlannedStart) -> Sequence[Path]:
         return ()
     load_format = str(values.get("load_format", "auto")).lower()
     return weight_files(Path(str(values.get("model"))), load_format)
-
-
-def _lacks_room(start: PlannedStart, more: int = 0) -> bool:
-    """Whether vLLM could refuse to start over files in memory, with so many bytes more of them.
-
-    On a CPU it wants `gpu_memory_utilization` of a container's limit to be free, unless the size of
-    its cache is given. Files in memory are used in its eyes (`vllm/v1/worker/cpu_worker.py`).
-    """
-    values = start.arguments.values
-    container = container_memory()
-    if container is None or values.get("kv_cache_memory_bytes") is not None:
-        return False
-    share = values.get("gpu_memory_utilization")
-    wanted = container.limit * (share if isinstance(share, int | float) else 1)
-    is_short = container.empty - more - UNTIL_THEN < wanted
-    return is_short and not detect_devices(start.environ).gpu_count
 
 
 def wanted_by(start: StartProgress, *, until: str) -> Callable[[int], bool]:

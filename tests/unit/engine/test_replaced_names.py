@@ -187,6 +187,7 @@ FIELDS_SET: Final = {
         "made.decoder",
         "made.normalizer",
     },
+    "cpu/file_memory.py": {"cache_config.kv_cache_memory_bytes"},  # while the worker begins
     "cpu/worker.py": {
         "output.num_nans_in_logits",
         "runner.intermediate_tensors",

@@ -39,3 +39,45 @@ def test_text_of_a_check_is_shown_without_what_pydantic_adds() -> None:
         "the engine did not start: max_model_len (999) is too long "
         "(max_model_len from --max-model-len)"
     )
+
+
+NODE = "ValueError: Available memory on node 0 (1.88/4.66 GiB) on"
+KV = f"{NODE} kv cache allocation is less than requested memory for kv"
+
+
+@pytest.mark.parametrize(
+    ("text", "values", "advice"),
+    [
+        (
+            f"{KV} (-1.94/0.7 GiB). Reduce CPU memory used by other processes.",
+            {"gpu_memory_utilization": 0.15},
+            "The model takes all of its share of the memory: raise gpu_memory_utilization (0.15 "
+            "from --flag)",
+        ),
+        (
+            f"{KV} (2.0/4.0 GiB). Reduce CPU memory used by other processes.",
+            {"gpu_memory_utilization": 0.9},
+            "Lower gpu_memory_utilization (0.9 from --flag) or max_model_len",
+        ),
+        (
+            f"{KV} (4.0 GiB). Decrease --kv-cache-memory-bytes, VLLM_CPU_KVCACHE_SPACE.",
+            {"kv_cache_memory_bytes": 4096},
+            "Lower kv_cache_memory_bytes (4096 from --flag)",
+        ),
+        (
+            "CUDA out of memory.",
+            {"enable_lora": True, "max_loras": 4},
+            "Lower gpu_memory_utilization, max_model_len, max_loras (4 from --flag) or "
+            "max_lora_rank",
+        ),
+    ],
+    ids=["above its share", "share", "size", "LoRA"],
+)
+def test_advice_for_lack_of_memory(text: str, values: dict[str, object], advice: str) -> None:
+    """It names what helps, with the value and where it was written."""
+    origin = Origin(OriginKind.FLAG, "--flag")
+    arguments = EngineArguments(values, dict.fromkeys(values, origin))
+    error = start_error_of(ValueError("x"), text, arguments, OomKills(), {})
+    assert isinstance(error, EngineMemoryError)
+    assert error.text.startswith(f"the engine did not start: OOM: {text.rstrip('.')}")
+    assert error.text.endswith(f". {advice}")

@@ -3,7 +3,8 @@
 `worker_cls` names it. That is vLLM's own way to replace the worker, however processes start. The
 worker applies the rows of `WORKAROUNDS` for workers. It counts the requests whose logits are not
 finite as the model gives them. It clears blocks of the KV cache in every attention layer, where
-vLLM skips layers with a window (see `not_finite` for both).
+vLLM skips layers with a window (see `not_finite` for both). Files in a container's memory are free
+memory (`file_memory`).
 
 It also has a workaround of its own. Every pipeline stage but the first reads its input from buffers
 that vLLM's warm-up makes. Without compilation there is no warm-up, so they are made with the model.
@@ -27,6 +28,7 @@ from vllm.distributed.parallel_state import get_pp_group
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from lmi_vllm.engine.vllm import workarounds
+from lmi_vllm.engine.vllm.cpu.file_memory import kv_cache_bytes, share_of_container
 from lmi_vllm.engine.vllm.workarounds.not_finite import requests_not_finite
 
 _FILE: Final = "file://"  # of the ranks of one node; those of several meet at an address
@@ -34,6 +36,10 @@ _FILE: Final = "file://"  # of the ranks of one node; those of several meet at a
 
 class GuardedCpuWorker(CPUWorker):  # type: ignore[misc,unused-ignore]
     """CPUWorker that compiles nothing while it serves and keeps requests apart under LoRA."""
+
+    def __init__(self, vllm_config: Any, *args: Any, **named: Any) -> None:
+        with share_of_container(vllm_config.cache_config):
+            super().__init__(vllm_config, *args, **named)
 
     def init_device(self) -> None:
         """As CPUWorker.init_device; then works around what the worker's process needs."""
@@ -59,6 +65,13 @@ class GuardedCpuWorker(CPUWorker):  # type: ignore[misc,unused-ignore]
             dtype=runner.model_config.dtype,
             device=runner.device,
         )
+
+    def determine_available_memory(self) -> int:
+        """As CPUWorker.determine_available_memory; files in a container's memory are free."""
+        worker: Any = self
+        given = self.vllm_config.cache_config.kv_cache_memory_bytes
+        determine = super().determine_available_memory
+        return kv_cache_bytes(determine, given, worker.requested_cpu_memory)
 
     @torch.inference_mode()
     def execute_model(self, scheduled: Any) -> Any:

@@ -8,7 +8,7 @@ from lmi_vllm.config.properties import parse_properties
 from lmi_vllm.config.setting import CommandLine
 from lmi_vllm.config.settings import Settings
 from lmi_vllm.features.free_memory.check import MIB, free_gpu_memory, memory_errors
-from lmi_vllm.features.host_memory import free_host_memory
+from lmi_vllm.host_memory import free_host_memory
 from tests.support.assembled import load_settings
 
 

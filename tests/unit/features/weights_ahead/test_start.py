@@ -1,19 +1,16 @@
 """When weights are read ahead, and when that is left to vLLM or not done."""
 
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lmi_vllm.features.host_memory import Container
 from lmi_vllm.features.weights_ahead import start as module
 from lmi_vllm.features.weights_ahead.reading import ReadAhead
-from lmi_vllm.features.weights_ahead.start import SMALLEST, begin, make_room, wanted_by
+from lmi_vllm.features.weights_ahead.start import SMALLEST, begin, wanted_by
 from lmi_vllm.inference.start_progress import Phase, StartProgress
 from lmi_vllm.messages import EngineArguments, ModelArtifacts
 from lmi_vllm.server.start_parts import PlannedStart
-from lmi_vllm.translate.devices import Devices
 from tests.support.assembled import SOURCES, load_settings
 
 
@@ -62,60 +59,6 @@ def test_weights_of_a_folder_are_read(folder: Path) -> None:
 def test_nothing_is_read(folder: Path, given: dict[str, Any]) -> None:
     """Where it is not on, where nothing is read from files, where it is not known what is."""
     assert begin(planned(folder, **given)) is None
-
-
-GIB = 1 << 30
-SHARE: dict[str, Any] = {"gpu_memory_utilization": 0.5}
-
-
-@pytest.mark.parametrize(
-    ("values", "gpu_count", "empty_gib", "is_short"),
-    [
-        (SHARE, 0, 6.5, True),
-        (SHARE, 0, 8, False),  # half of 10, and what server and engine take until vLLM looks
-        ({}, 0, 9, True),
-        ({**SHARE, "kv_cache_memory_bytes": 1 << 28}, 0, 6.5, False),
-        (SHARE, 1, 6.5, False),
-        (SHARE, 0, None, False),  # no container, or without a limit
-    ],
-    ids=str,
-)
-def test_room_is_made_where_vllm_would_not_start(
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    values: dict[str, Any],
-    gpu_count: int,
-    empty_gib: float | None,
-    is_short: bool,
-) -> None:
-    """On a CPU it refuses to start in a container whose memory holds files."""
-    container = None if empty_gib is None else Container(10 * GIB, int(empty_gib * GIB))
-    monkeypatch.setattr(module, "container_memory", lambda: container)
-    monkeypatch.setattr(module, "detect_devices", lambda _: Devices(gpu_count))
-    dropped: list[int] = []
-    monkeypatch.setattr(os, "fdatasync", dropped.append)
-    monkeypatch.setattr(os, "posix_fadvise", lambda *given: dropped.append(given[-1]))
-    thread = begin(planned(folder, **values))
-    assert (thread is None) is is_short
-    if thread is not None:
-        thread.join(30)
-    make_room(planned(folder, **values))
-    assert len(dropped) == 4 * is_short
-    assert dropped[1::2] == [os.POSIX_FADV_DONTNEED] * 2 * is_short
-    make_room(planned(folder / "gone", **values))
-
-
-def test_weights_for_which_there_is_no_room_are_not_read(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With them there would be too little, without them there is not."""
-    monkeypatch.setattr(module, "container_memory", lambda: Container(10 * GIB, 7 * GIB))
-    monkeypatch.setattr(module, "detect_devices", lambda _: Devices(0))
-    dropped: list[int] = []
-    monkeypatch.setattr(os, "posix_fadvise", lambda *given: dropped.append(given[-1]))
-    assert begin(planned(folder, **SHARE)) is None
-    make_room(planned(folder, **SHARE))
-    assert not dropped
 
 
 def test_small_models_and_those_that_are_not_there(folder: Path, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lmi_vllm.features.host_memory import Container, container_memory, free_host_memory
+from lmi_vllm.host_memory import GroupMemory, container_memory, free_host_memory
 
 MIB = 1 << 20
 
@@ -14,7 +14,7 @@ MIB = 1 << 20
     [
         ("", None),
         ("max", None),
-        (str(999 * MIB), Container(999 * MIB, 899 * MIB)),
+        (str(999 * MIB), GroupMemory(999 * MIB, 899 * MIB)),
         (str(1000 * MIB), None),
     ],
 )
@@ -27,7 +27,7 @@ MIB = 1 << 20
     ids=["version 2", "version 1"],
 )
 def test_limit_below_the_machine_s_memory(
-    limit: str, found: Container | None, folder: str, names: tuple[str, str], tmp_path: Path
+    limit: str, found: GroupMemory | None, folder: str, names: tuple[str, str], tmp_path: Path
 ) -> None:
     """However much of it is available: vLLM compares with all of it."""
     (tmp_path / "proc").mkdir()
@@ -42,26 +42,40 @@ def test_limit_below_the_machine_s_memory(
 
 
 @pytest.mark.parametrize(
-    ("folder", "names", "word"),
+    ("folder", "names", "words"),
     [
-        ("", ("memory.max", "memory.current"), "inactive_file"),
-        ("memory", ("memory.limit_in_bytes", "memory.usage_in_bytes"), "total_inactive_file"),
+        (
+            "",
+            ("memory.max", "memory.current"),
+            ("inactive_file", "active_file", "file_mapped"),
+        ),
+        (
+            "memory",
+            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+            ("total_inactive_file", "total_active_file", "total_mapped_file"),
+        ),
     ],
     ids=["version 2", "version 1"],
 )
 def test_files_in_memory_are_free_memory(
-    folder: str, names: tuple[str, str], word: str, tmp_path: Path
+    folder: str, names: tuple[str, str], words: tuple[str, str, str], tmp_path: Path
 ) -> None:
-    """As `MemAvailable` has it: the kernel drops them for who asks for their place."""
+    """The kernel drops them for who asks for their place, but not libraries that run."""
     group = tmp_path / "sys/fs/cgroup" / folder
     group.mkdir(parents=True)
     for name, mib in zip(names, (1000, 700), strict=True):
         (group / name).write_text(f"{mib * MIB}\n")
     assert free_host_memory(tmp_path) == 300 * MIB
-    (group / "memory.stat").write_text(f"cache 9\n{word} {600 * MIB}\nunevictable 0\n")
-    assert free_host_memory(tmp_path) == 900 * MIB
-    (group / "memory.stat").write_text(f"{word} {800 * MIB}\n")  # read a moment later
-    assert free_host_memory(tmp_path) == 1000 * MIB
+    for *figures, expected in (
+        (600, 0, 0, 900),
+        (300, 300, 0, 900),
+        (300, 300, 200, 700),
+        (100, 0, 200, 300),  # shared memory that is mapped is no file
+        (800, 0, 0, 1000),  # read a moment later
+    ):
+        lines = [f"{word} {mib * MIB}\n" for word, mib in zip(words, figures, strict=True)]
+        (group / "memory.stat").write_text("".join(["cache 9\n", *lines, "unevictable 0\n"]))
+        assert free_host_memory(tmp_path) == expected * MIB
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,83 @@
+"""What a CPU worker takes for free memory in a container: files that the kernel would drop."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from lmi_vllm.engine.vllm.cpu import file_memory
+from lmi_vllm.engine.vllm.cpu.file_memory import kv_cache_bytes, share_of_container
+from lmi_vllm.host_memory import GroupMemory
+
+REFUSAL = "Available memory on node 0 (0.1/1.0 GiB) on kv cache allocation is less than requested"
+
+
+@pytest.fixture(autouse=True)
+def rss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that has 200 bytes."""
+    process = SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=200))
+    monkeypatch.setattr(file_memory.psutil, "Process", lambda: process)
+
+
+def in_container(monkeypatch: pytest.MonkeyPatch, free: int | None) -> None:
+    """Have 1,000 bytes at most, of which so many are free; None: no limit."""
+    container = None if free is None else GroupMemory(1000, free)
+    monkeypatch.setattr(file_memory, "container_memory", lambda: container)
+
+
+@pytest.mark.parametrize(
+    ("free", "given", "seen"),
+    [(600, None, 600), (599, None, None), (None, None, None), (600, 5, 5)],
+)
+def test_worker_begins_if_its_share_is_free(
+    monkeypatch: pytest.MonkeyPatch, free: int | None, given: int | None, seen: int | None
+) -> None:
+    """Otherwise vLLM compares, and refuses in its own words; the field is as before then."""
+    in_container(monkeypatch, free)
+    config = SimpleNamespace(kv_cache_memory_bytes=given, gpu_memory_utilization=0.6)
+    with share_of_container(config):
+        assert config.kv_cache_memory_bytes == seen
+    assert config.kv_cache_memory_bytes == given
+    with pytest.raises(OSError, match="of the body"), share_of_container(config):
+        raise OSError("of the body")
+    assert config.kv_cache_memory_bytes == given
+
+
+def refused(text: str) -> Any:
+    """Return vLLM's way to the size, which ends with this error."""
+
+    def determine() -> int:
+        raise ValueError(text)
+
+    return determine
+
+
+@pytest.mark.parametrize(
+    ("given", "share", "size"), [(500, 0, 500), (None, 700, 500)], ids=["given", "of a share"]
+)
+def test_size_that_has_room_without_files(
+    monkeypatch: pytest.MonkeyPatch, given: int | None, share: int, size: int
+) -> None:
+    """A share is that of the whole worker."""
+    in_container(monkeypatch, 500)
+    assert kv_cache_bytes(refused(REFUSAL), given, share) == size
+    assert kv_cache_bytes(lambda: 7, given, share) == 7
+
+
+@pytest.mark.parametrize(
+    ("free", "given", "share", "text"),
+    [
+        (None, 500, 0, REFUSAL),  # no container
+        (499, 500, 0, REFUSAL),  # no room
+        (499, None, 700, REFUSAL),
+        (999, None, 200, REFUSAL),  # the model takes all of the share
+        (999, 500, 0, "another error"),
+    ],
+)
+def test_refusals_that_stay(
+    monkeypatch: pytest.MonkeyPatch, free: int | None, given: int | None, share: int, text: str
+) -> None:
+    """In vLLM's words."""
+    in_container(monkeypatch, free)
+    with pytest.raises(ValueError, match=text[:12]):
+        kv_cache_bytes(refused(text), given, share)
