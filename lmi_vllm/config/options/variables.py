@@ -19,6 +19,9 @@ class Variables(Section):
         "As LMI_API_KEY, under the name that `vllm serve` reads.")
     vllm_plugins: str | None = variable(parse.verbatim, "vLLM loads only these of its plug-ins; "
         "ours is added.", values="names")
+    vllm_worker_multiproc_method: str | None = variable(parse.one_of("fork", "spawn", "forkserver"),
+        "How processes of the engine are started, where that is not left to the server.",
+        values="fork, spawn, forkserver")
     lmi_api_key_file: str | None = variable(parse.verbatim, "File with one key a line.",
         values="path")
     lmi_custom_code: str = variable(parse.one_of("local", "roots", "all", "none"), "Whose "

@@ -1,6 +1,7 @@
 """How long starts of this model took on this machine, kept beside compiled code for the next one.
 
-One small file for each key of the compile cache, and each number of front ends:
+One small file for each key of the compile cache, number of front ends and method of starting the
+engine's process that is set:
 `{"first_seconds": 38.2, "again_seconds": 4.1}`.
 """
 
@@ -76,7 +77,9 @@ def start_times(start: PlannedStart, root: Path) -> StartTimes | None:
     except OSError as error:
         logger.info("the seconds of this start are not kept: %s", error)
         return None
-    # A start waits for further front ends, too, and no compiled code depends on them.
+    # The time depends on these as well, and no compiled code does.
+    if method := start.settings.server.vllm_worker_multiproc_method:
+        parts = {**parts, "start_method": method}
     if (count := start.settings.server.lmi_frontend_processes) > 1:
         parts = {**parts, "front_ends": count}
     return StartTimes(root / OURS / f"{cache_key(parts)}{SUFFIX}", start.progress)

@@ -19,11 +19,17 @@ MODEL = ModelArtifacts("m", "org/model", "org/model")
 class Process:
     """One process that starts the model; its clock is set by hand."""
 
-    def __init__(self, root: Path, front_ends: int = 1, **arguments: object) -> None:
+    def __init__(
+        self, root: Path, front_ends: int = 1, method: str = "", **arguments: object
+    ) -> None:
         self.now = 0.0
         self.progress = StartProgress(lambda: self.now)
+        variables = {
+            "LMI_FRONTEND_PROCESSES": str(front_ends),
+            "VLLM_WORKER_MULTIPROC_METHOD": method,
+        }
         start = PlannedStart(
-            "vllm", load_settings({"LMI_FRONTEND_PROCESSES": str(front_ends)}), {}, MODEL,
+            "vllm", load_settings(variables), {}, MODEL,
             EngineArguments(arguments), SOURCES, self.progress,
         )  # fmt: skip
         times = start_times(start, root)
@@ -90,6 +96,14 @@ def test_start_that_waits_for_front_ends_is_estimated_with_them(tmp_path: Path) 
     assert second.progress.seconds_left == 12.0
     assert Process(tmp_path, front_ends=2).progress.seconds_left == 0.0
     assert Process(tmp_path).progress.seconds_left == 20.0
+
+
+def test_start_of_another_method_is_estimated_by_its_own_kind(tmp_path: Path) -> None:
+    """A spawned engine imports vLLM again."""
+    Process(tmp_path).become_ready(6)
+    Process(tmp_path, method="spawn").become_ready(13)
+    assert Process(tmp_path, method="spawn").progress.seconds_left == 13.0
+    assert Process(tmp_path).progress.seconds_left == 6.0
 
 
 def test_start_that_is_too_short_is_not_kept(tmp_path: Path) -> None:
