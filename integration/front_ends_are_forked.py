@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from integration.client import call, wait_until
 from integration.conftest import RunningServer, StartServer, start_server
 from integration.front_ends_share_one_engine import SHORT, ask, front_ends, is_listening
 from integration.processes_of_a_server import FRONT_END, TEMPLATE, template_of
+from lmi_vllm.features.front_ends.process import REPORT_SECONDS
 from tests.support.certificates import make_pair
 
 pytest.importorskip("opentelemetry.proto", reason="comes with vLLM")
@@ -117,16 +119,25 @@ def test_all_else_is_as_of_a_spawned_one(forked: RunningServer, collector: Colle
 def test_process_that_dies_is_replaced_by_a_forked_one(
     forked: RunningServer, collector: Collector
 ) -> None:
-    """By the same template, while the server has threads and connections; spans go on."""
+    """By the same template, while the server has threads and connections; spans go on.
+
+    No other signal ends it, and no request that was answered is one that it leaves behind.
+    """
     first, other = front_ends(forked.process)
     template = template_of(first)
     assert template is not None
+    for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
+        os.kill(other, number)
+    for _ in range(20):  # some are over before the process reports
+        assert ask(forked.url, other, "/invocations", SHORT).status == 200
+    time.sleep(4 * REPORT_SECONDS)
     os.kill(other, signal.SIGKILL)
     assert wait_until(lambda: {*front_ends(forked.process)} - {first, other} != set(), 20)
     (third,) = {*front_ends(forked.process)} - {first, other}
     assert psutil.Process(third).cmdline()[0].strip() == FRONT_END
     assert wait_until(lambda: is_listening(third), 60), forked.process.describe()
     assert f"front-end process {other} ended with signal 9" in forked.process.stderr
+    assert "requests of a process that ended" not in forked.process.stderr
     trace_id, headers = traceparent(0x32)
     assert ask(forked.url, third, "/invocations", SHORT, headers=headers).status == 200
     assert wait_until(lambda: len(collector.of(trace_id)) == 2, 20)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 _ENDING: Final = (signal.SIGTERM, signal.SIGHUP)
+ENDING_SIGNALS: Final = (*_ENDING, signal.SIGINT)  # of a server
 _IGNORED: Final = (signal.SIGUSR1, signal.SIGUSR2)
 _FIRST_CODE: Final = 128  # the exit code of a process that a signal has ended, less its number
 _STDERR: Final = 2
@@ -32,7 +33,7 @@ def end_on_signals(*, is_serving: bool = False) -> None:
 
     # A shell ignores SIGINT of what a script starts with `&`. It ends a server nevertheless.
     usual = (signal.SIG_DFL, signal.default_int_handler)
-    for number in (*_ENDING, signal.SIGINT) if is_serving else _ENDING:
+    for number in ENDING_SIGNALS if is_serving else _ENDING:
         before = signal.getsignal(number)
         if before in usual or (number, before) == (signal.SIGINT, signal.SIG_IGN):
             signal.signal(number, end)

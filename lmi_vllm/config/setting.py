@@ -29,9 +29,9 @@ class RawValue:
 
     @property
     def stated(self) -> str:
-        """`key=text (origin)` without secrets."""
-        name = self.key.removeprefix(FILE_PREFIX)
-        return f"{self.key}={mask_text(name, self.text)} ({self.origin})"
+        """`key=text (origin)` without secrets; a variable is its own origin."""
+        said = f"{self.key}={mask_text(self.key.removeprefix(FILE_PREFIX), self.text)}"
+        return said if self.key == str(self.origin) else f"{said} ({self.origin})"
 
 
 Source = tuple[RawValue, ...]  # the texts that one kind of origin sets

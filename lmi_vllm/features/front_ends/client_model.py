@@ -41,6 +41,7 @@ class Figures:
     steps: int = 0
     requests: tuple[str, ...] | None = None
     not_finite: int = 0
+    begun: int = 0  # requests that the first process was told of
 
 
 class ClientModel:
@@ -65,6 +66,7 @@ class ClientModel:
         self._engine: JoinedEngine | None = None
         self._checked: VllmArguments | None = None
         self._adapters: MirroredAdapters | None = None
+        self._begun = 0
 
     async def load(self, arguments: EngineArguments) -> None:
         """Import vLLM, while the first process starts the engine."""
@@ -113,8 +115,16 @@ class ClientModel:
         if (engine := self._engine) is None:
             return Figures()
         return Figures(
-            engine.running_requests, engine.progress, engine.engine_requests, engine.not_finite
+            engine.running_requests,
+            engine.progress,
+            engine.engine_requests,
+            engine.not_finite,
+            self._begun,
         )
+
+    def _tell_of_request(self, request: str) -> None:
+        self._begun += 1
+        self._channel.send(RequestStarted(request))
 
     async def drained(self) -> None:
         """Call what follows the last request."""
@@ -144,7 +154,7 @@ class ClientModel:
             self._thread,
             self._assembled.parts.engines.vllm,
             self._first.hold,
-            lambda request: self._channel.send(RequestStarted(request)),
+            self._tell_of_request,
         )
         self._thread = None  # the engine owns the thread from here on
         if engine.task == GENERATE:

@@ -31,6 +31,7 @@ from lmi_vllm.features.front_ends.handle import FrontEnd, ProcessEndedError
 from lmi_vllm.features.front_ends.hanging import (
     FIRST_JOIN_SECONDS,
     IMPORT_SECONDS,
+    LATER_JOIN_SECONDS,
     end_hanging,
     ended_after,
 )
@@ -106,7 +107,8 @@ class FrontEndGroup(ProcessGroup):
     ) -> None:
         """Let the processes join the engine; returns once all of them answer requests.
 
-        Requests wait for an engine after the first. One that still imports vLLM joins it later.
+        Requests wait for an engine after the first, LATER_JOIN_SECONDS at most. Those that still
+        import vLLM, or take longer, join it later.
 
         Raises:
             EngineStartError: more of them ended than can be replaced, or the engine has died.
@@ -162,18 +164,22 @@ class FrontEndGroup(ProcessGroup):
         return sum(one.is_serving.is_set() for one in self._processes)
 
     async def _all_serve(self) -> None:
-        awaited = [one for one in self._processes if one.imported.is_set() or not self._has_joined]
-        for process in self._processes:
-            if process not in awaited:
-                self._keep(self._join_late(process))
-        await asyncio.gather(*map(self._join_or_end, awaited))
-        while not self._has_joined and self._serving < self._count - 1:
+        if self._has_joined:
+            joining = {self._keep(self._join_or_end(one)): one for one in self._processes}
+            if awaited := [task for task, one in joining.items() if one.imported.is_set()]:
+                await asyncio.wait(awaited, timeout=LATER_JOIN_SECONDS)
+            for late in (task for task in joining if not task.done()):
+                late.add_done_callback(lambda _: self._log_count())
+            return
+        await asyncio.gather(*map(self._join_or_end, self._processes))
+        while self._serving < self._count - 1:
             self._joined.clear()
             await self._joined.wait()
         self._has_joined = True
 
     def engine_died(self) -> None:
-        """Have each process end its requests in the engine."""
+        """Have each process end its requests in the engine; none joins it any more."""
+        self._join_message = None
         self._broadcast(EngineDied())
 
     async def confirm_state(self) -> None:
@@ -219,10 +225,11 @@ class FrontEndGroup(ProcessGroup):
             self._keep(self._run(process))
         return started
 
-    def _keep(self, work: Coroutine[object, object, None]) -> None:
+    def _keep(self, work: Coroutine[object, object, None]) -> "asyncio.Task[None]":
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ran)
+        return task
 
     def _ran(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)

@@ -12,9 +12,10 @@ from lmi_vllm.features.front_ends.shared_counters import SharedCounters
 IMPORT_SECONDS: Final = 600.0
 FIRST_JOIN_SECONDS: Final = 180.0
 # From then on it reports every half second. One that joins a later engine may be busy for longer,
-# with the tokenizer, but requests for a model that wakes wait for it: LMI_WAKE_TIMEOUT is 60 s.
+# with the tokenizer. Requests for a model that wakes wait for it no longer than the last number.
 LIVENESS_SECONDS: Final = 15.0
 JOIN_SECONDS: Final = 30.0
+LATER_JOIN_SECONDS: Final = 5.0
 WATCH_SECONDS: Final = 1.0
 
 

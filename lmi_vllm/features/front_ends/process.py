@@ -52,6 +52,7 @@ from lmi_vllm.server.context import ServerEvents, error_statuses
 from lmi_vllm.server.listeners import Listeners, web_options
 from lmi_vllm.server.parts import Assembled
 from lmi_vllm.server.ports import open_port
+from lmi_vllm.signals import ENDING_SIGNALS
 from lmi_vllm.telemetry.observers import Telemetry
 
 logger = logging.getLogger(__name__)
@@ -205,14 +206,16 @@ class FrontEndProcess:
 
     async def _report_engine(self) -> None:
         """Report liveness and this process's requests in the engine, twice a second."""
-        reported: tuple[str, ...] = ()
+        reported: tuple[tuple[str, ...], int] = ((), 0)
         while True:
             figures = self._model.figures()
             self._row.report_engine(figures.running, figures.steps, figures.not_finite)
             self._row.add_ends(self._service.telemetry.totals.take())
-            if figures.requests is not None and figures.requests != reported:
-                reported = figures.requests
-                self._channel.send(RunningRequests(reported))
+            if figures.requests is not None:
+                news = figures.requests, figures.begun  # they may all be over by now
+                if news != reported:
+                    self._channel.send(RunningRequests(figures.requests))
+                reported = news
             await asyncio.sleep(REPORT_SECONDS)
 
     def _send_line(self, text: str) -> None:
@@ -241,7 +244,7 @@ async def serve(descriptor: int) -> None:
 
 def run_front_end(descriptor: int) -> NoReturn:
     """Be a front-end process over this end of the socket pair, to the end."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # the first process drains, then ends this one
+    for number in ENDING_SIGNALS:  # the first process drains, then ends this one
         signal.signal(number, signal.SIG_IGN)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(descriptor))

@@ -17,6 +17,10 @@ from lmi_vllm.telemetry.metrics import Collectable, own_series
 
 # The other front-end processes that run, by process id; the first one keeps it up to date.
 OTHER_PROCESSES: Final[set[int]] = set()
+# Their CPU seconds as they were last read, by process id; those of ended ones are at 0.
+_CPU_SECONDS: Final[dict[int, float]] = {}
+_ENDED: Final = 0
+_CPU: Final = "process_cpu_seconds"
 _FIRST_ONLY: Final = frozenset({"process_start_time_seconds", "process_max_fds"})
 
 
@@ -33,6 +37,7 @@ def series_of_all(names: Sequence[str] = ()) -> Collectable:
 def forget_process(pid: int) -> None:
     """Drop the gauges of a process that has ended; its counters stay in the sums."""
     OTHER_PROCESSES.discard(pid)
+    _CPU_SECONDS[_ENDED] = _CPU_SECONDS.get(_ENDED, 0.0) + _CPU_SECONDS.pop(pid, 0.0)
     if is_shared():
         multiprocess.mark_process_dead(pid)  # type: ignore[no-untyped-call]
 
@@ -66,6 +71,16 @@ def _kernel_series() -> list[Metric]:
             ours = own.get(metric.name)
             if ours is None or metric.name in _FIRST_ONLY:
                 continue
-            (sample,), (other,) = ours.samples, metric.samples
-            ours.samples = [sample._replace(value=sample.value + other.value)]
+            value = metric.samples[0].value
+            if metric.name == _CPU:
+                _CPU_SECONDS[pid] = value
+            else:
+                _add(ours, value)
+    if _CPU in own:
+        _add(own[_CPU], sum(_CPU_SECONDS.values()))
     return list(own.values())
+
+
+def _add(metric: Metric, value: float) -> None:
+    [sample] = metric.samples
+    metric.samples = [sample._replace(value=sample.value + value)]

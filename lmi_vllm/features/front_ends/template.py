@@ -27,6 +27,7 @@ from typing import Final, NoReturn
 
 from lmi_vllm.engine.vllm.factory import renew_random_numbers
 from lmi_vllm.engine.vllm.forks import close_all_but, end_with_parent, name_process
+from lmi_vllm.signals import ENDING_SIGNALS
 
 PROGRAM: Final = "lmi_vllm.features.front_ends.process"
 TEMPLATE_NAME: Final = "front-end-template"
@@ -103,7 +104,7 @@ def _forget_server(kept: int) -> None:
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)) or number == signal.SIGCHLD:  # libuv's is in C
             signal.signal(number, signal.SIG_DFL)
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in ENDING_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     asyncio.set_event_loop(None)
     logging.getLogger().handlers.clear()  # not closed: a thread may hold the lock of a file

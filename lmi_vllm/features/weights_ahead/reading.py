@@ -76,8 +76,9 @@ class ReadAhead:
                 count = min(BLOCK, size - start)
                 is_there = _is_there(source, start, count)
                 self.passed += count if is_there else _into_cache(source, buffer, start, count)
-                if not (self._is_known_to_keep if (kept := _is_kept(source)) is None else kept):
-                    self._end = "its file system keeps nothing in memory"
+                kept = _is_kept(source, start + count - 1)  # just now: earlier ones may be dropped
+                if not (self._is_known_to_keep if kept is None else kept):
+                    self._end = "what was read does not stay in memory"
 
     def _goes_on(self, place: int) -> bool:
         if self._end == _OVERTAKEN or not self._end:

@@ -62,7 +62,7 @@ def test_extra_variable_is_known_only_with_its_extra() -> None:
 def test_extra_settings_report_bad_values_and_conflicts() -> None:
     """Errors stand beside those of the server's settings."""
     (bad,) = load_settings({"LMI_PETS": "cat"}, kinds=(PetSettings,)).errors
-    assert bad.startswith("LMI_PETS=cat (LMI_PETS) cannot be used")
+    assert bad.startswith("LMI_PETS=cat cannot be used")
     environ = {"LMI_PETS": "5000"}
     assert "too many pets" in load_settings(environ, kinds=(PetSettings,)).errors
 

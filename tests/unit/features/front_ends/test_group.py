@@ -319,3 +319,48 @@ async def test_process_that_hangs_is_ended_once(
     task.cancel()
     assert kills == ([7] if is_ended else [])
     assert caplog.text.count("hangs") == int(is_ended)
+
+
+async def test_waking_waits_for_a_hanging_process_within_a_limit(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The others answer; once it has been replaced or goes on, the log counts again."""
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(group_module, "LATER_JOIN_SECONDS", 0.05)
+    group = new_group(monkeypatch, set())
+    await join(group, asyncio.Event().wait)
+    await group.detach()
+    stuck = cast("Beside", group._processes[0])
+    replies, stuck.channel = stuck.channel, SimpleNamespace(send=lambda _: None)
+    group.begin(load_settings({"HF_MODEL_ID": "a/b"}), EngineArguments({}))
+    group.new_clients()
+    async with asyncio.timeout(10):
+        await join(group, asyncio.Event().wait)
+    assert not stuck.is_serving.is_set()
+    assert caplog.messages[-1].startswith("2 of 3 front-end processes answer at")
+    stuck.channel = replies
+    stuck.joined.set()
+    await until(lambda: caplog.messages[-1].startswith("3 front-end processes answer at"))
+    group.remove()
+
+
+async def test_process_that_begins_over_a_dead_engine_joins_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It would wait for an answer for ever, and be taken for one that hangs."""
+    group = new_group(monkeypatch, set())
+    await join(group, asyncio.Event().wait)
+    group.engine_died()
+    ended = cast("Beside", group._processes[0])
+    ended.over.set()
+    await until(lambda: ended not in [*group._processes] and len(group._processes) == 2)
+    new = cast("Beside", group._processes[-1])
+    await asyncio.sleep(0.05)
+    assert not new.is_asked
+    await group.detach()
+    group.begin(load_settings({"HF_MODEL_ID": "a/b"}), EngineArguments({}))
+    group.new_clients()
+    async with asyncio.timeout(10):
+        await join(group, asyncio.Event().wait)
+    assert new.joins == 1
+    group.remove()

@@ -30,14 +30,18 @@ other = subprocess.Popen(
 )
 other.stdout.readline()
 name = "process_resident_memory_bytes"
-def memory():
+def memory(name=name):
     return {s.name: s.value for m in series([name]).collect() for s in m.samples}
 alone = memory()
 OTHER_PROCESSES.add(other.pid)
 both = memory()
 assert list(both) == [name] and both[name] > 1.2 * alone[name], (alone, both)
+cpu = "process_cpu_seconds_total"
+before = memory(cpu)[cpu]
 other.communicate("")
 forget_process(other.pid)
+assert memory(cpu)[cpu] >= before, (before, memory(cpu))
+assert memory(name)[name] < both[name]
 text = generate_latest(series()).decode()
 assert 'lmi_generated_tokens_total{adapter="base"} 7.0' in text, text
 assert 'lmi_request_duration_seconds_count{dialect="lmi"} 2.0' in text

@@ -141,10 +141,21 @@ def test_file_system_that_keeps_nothing_is_read_once(
         ahead = ReadAhead(files, lambda _: True, free, is_known_to_keep=False)
         ahead.run()
         assert ahead.passed == MB
-        assert "(its file system keeps nothing in memory)" in caplog.text
+        assert "(what was read does not stay in memory)" in caplog.text
     known = ReadAhead(files, lambda _: True, free)
     known.run()
     assert known.passed == 3 * SIZE * MB
+
+
+def test_first_bytes_may_be_dropped_meanwhile(
+    files: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a large file, where memory is short: only what was read a moment ago tells."""
+    monkeypatch.setattr(reading, "_is_there", lambda *_: False)
+    monkeypatch.setattr(reading, "_is_kept", lambda _, place=0: place > 0)
+    ahead = ReadAhead(files, lambda _: True, free)
+    ahead.run()
+    assert ahead.passed == 3 * SIZE * MB
 
 
 def test_file_that_is_gone_ends_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
