@@ -76,7 +76,7 @@ class FrontEndGroup(ProcessGroup):
         service.telemetry.series = series_of_all
         service.queue.share(self._clients.counters.row(0))
         service.queue.on_end.append(lambda: self._broadcast(CancelRequests()))
-        service.lifecycle.on_state.append(lambda _: self._broadcast(self._first.state()))
+        service.lifecycle.on_state.append(self._tell_state)
         service.telemetry.on_level.append(lambda level: self._broadcast(LogLevel(level)))
 
     def opened(self, address: ListenAddress) -> None:
@@ -169,7 +169,7 @@ class FrontEndGroup(ProcessGroup):
             if awaited := [task for task, one in joining.items() if one.imported.is_set()]:
                 await asyncio.wait(awaited, timeout=LATER_JOIN_SECONDS)
             for late in (task for task in joining if not task.done()):
-                late.add_done_callback(lambda _: self._log_count())
+                late.add_done_callback(lambda task: self._log_late(joining[task]))
             return
         await asyncio.gather(*map(self._join_or_end, self._processes))
         while self._serving < self._count - 1:
@@ -254,6 +254,9 @@ class FrontEndGroup(ProcessGroup):
 
     async def _join_late(self, process: FrontEnd) -> None:
         await self._join_or_end(process)
+        self._log_late(process)
+
+    def _log_late(self, process: FrontEnd) -> None:
         if process.is_serving.is_set():
             self._log_count()
 
@@ -272,8 +275,10 @@ class FrontEndGroup(ProcessGroup):
         if self._join_message is not joined:
             return  # the engine has been left meanwhile
         process.is_routed = True
-        process.channel.send(self._first.state())
         await process.send_adapters(self._first.adapters, engine.shared_adapters, 0.0)
+        if self._join_message is not joined:
+            return
+        process.channel.send(self._first.state())  # requests may be admitted from here on
         process.is_serving.set()
         process.has_served = True
         self._joined.set()
@@ -290,6 +295,12 @@ class FrontEndGroup(ProcessGroup):
                 if process.is_routed
             )
         )
+
+    def _tell_state(self, state: State) -> None:
+        """Tell all processes; one that joins the engine still is told of a ready model then."""
+        for process in self._processes:
+            if state is not State.HEALTHY or process.is_serving.is_set():
+                process.send(self._first.state())
 
     def _broadcast(self, message: object) -> None:
         for process in self._processes:

@@ -14,7 +14,7 @@ import pytest
 from lmi_vllm.errors import EngineStartError
 from lmi_vllm.features.front_ends import group as group_module
 from lmi_vllm.features.front_ends import hanging
-from lmi_vllm.features.front_ends.channel import JoinEngine
+from lmi_vllm.features.front_ends.channel import JoinEngine, StateChanged
 from lmi_vllm.features.front_ends.group import SPARE_CLIENTS, FrontEndGroup
 from lmi_vllm.features.front_ends.handle import FrontEnd, ProcessEndedError
 from lmi_vllm.features.front_ends.starts import FrontEndStarts
@@ -321,26 +321,62 @@ async def test_process_that_hangs_is_ended_once(
     assert caplog.text.count("hangs") == int(is_ended)
 
 
-async def test_waking_waits_for_a_hanging_process_within_a_limit(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The others answer; once it has been replaced or goes on, the log counts again."""
-    caplog.set_level(logging.INFO)
+async def woken_without_one(
+    monkeypatch: pytest.MonkeyPatch, told: list[object]
+) -> tuple[FrontEndGroup, Beside]:
+    """Return a group over a second engine, and the process of it that does not answer yet."""
     monkeypatch.setattr(group_module, "LATER_JOIN_SECONDS", 0.05)
     group = new_group(monkeypatch, set())
     await join(group, asyncio.Event().wait)
     await group.detach()
     stuck = cast("Beside", group._processes[0])
-    replies, stuck.channel = stuck.channel, SimpleNamespace(send=lambda _: None)
+    stuck.channel = SimpleNamespace(send=told.append)
     group.begin(load_settings({"HF_MODEL_ID": "a/b"}), EngineArguments({}))
     group.new_clients()
     async with asyncio.timeout(10):
         await join(group, asyncio.Event().wait)
+    return group, stuck
+
+
+async def test_waking_waits_for_a_hanging_process_within_a_limit(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The others answer; once it goes on, the log counts again, and not if it ends."""
+    caplog.set_level(logging.INFO)
+    group, stuck = await woken_without_one(monkeypatch, [])
     assert not stuck.is_serving.is_set()
     assert caplog.messages[-1].startswith("2 of 3 front-end processes answer at")
-    stuck.channel = replies
     stuck.joined.set()
     await until(lambda: caplog.messages[-1].startswith("3 front-end processes answer at"))
+    group.remove()
+    group, stuck = await woken_without_one(monkeypatch, [])
+    stuck.over.set()
+    await until(lambda: caplog.messages[-1].startswith("3 front-end processes answer at"))
+    assert not any(text.startswith("1 of 3") for text in caplog.messages)
+    group.remove()
+
+
+async def test_process_that_joins_late_admits_nothing_before_it_has_joined(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It forwards requests until it is told of a ready model, with the adapters of the engine."""
+    told: list[object] = []
+    group, stuck = await woken_without_one(monkeypatch, told)
+
+    async def take_adapters(*_: object) -> None:
+        told.append("adapters")
+
+    monkeypatch.setattr(stuck, "send_adapters", take_adapters)
+    monkeypatch.setattr(stuck, "send", told.append)
+    told.clear()
+    lifecycle = group._service.lifecycle
+    lifecycle.set_state(State.HEALTHY)
+    assert told == []
+    stuck.joined.set()
+    await until(stuck.is_serving.is_set)
+    lifecycle.set_state(State.ASLEEP)
+    states = [one.state if isinstance(one, StateChanged) else one for one in told]
+    assert states == ["adapters", State.HEALTHY, State.ASLEEP]
     group.remove()
 
 
