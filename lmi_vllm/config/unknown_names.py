@@ -90,8 +90,12 @@ class UnknownNames:
                 yield self._unknown_variable(raw)
 
     def _unknown_variable(self, raw: RawValue) -> Setting:
-        """An unknown variable."""
+        """An unknown variable, or one for what is read from serving.properties alone."""
+        name = raw.key.removeprefix(FILE_PREFIX)
         advice = self.table.variable_suggestions(raw.origin.name)
+        of_file = {row.name for row in self.table.rows.server if row.written == (FILE,)}
+        if name in of_file and not advice.startswith("write "):
+            advice = f"write {name} into serving.properties, without a prefix"
         return self._unknown(raw, f"{raw.origin} is not known and has no effect; {advice}")
 
     def _unknown(self, raw: RawValue, sentence: str) -> Setting:

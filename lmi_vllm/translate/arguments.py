@@ -35,6 +35,7 @@ from lmi_vllm.messages import (
 from lmi_vllm.sources.local import is_directory, is_file
 from lmi_vllm.sources.table import Sources
 from lmi_vllm.translate import rules as engine_rules
+from lmi_vllm.translate.cpu_cache import put_cpu_cache
 from lmi_vllm.translate.devices import Devices
 from lmi_vllm.translate.draft import ArgumentDraft, Rule, RulePhase
 from lmi_vllm.translate.model_files import CHECKPOINT_RULES
@@ -185,7 +186,7 @@ class Translator:
         self._before_checkpoint: tuple[Rule, ...] = (
             _put_model, _put_plain, *_RULES, *added[RulePhase.WRITTEN], _put_fallbacks,
             _put_defaults, *added[RulePhase.DEFAULTS], offer_sizes,
-            assign_devices, put_sleep, *added[RulePhase.PLACED],
+            assign_devices, put_sleep, put_cpu_cache, *added[RulePhase.PLACED],
         )  # fmt: skip
         self._of_checkpoint = (
             *added[RulePhase.CHECKPOINT], refuse_size, named_files, named_adapters, named_models,

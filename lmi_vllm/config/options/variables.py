@@ -22,6 +22,8 @@ class Variables(Section):
     vllm_worker_multiproc_method: str | None = variable(parse.one_of("fork", "spawn", "forkserver"),
         "How processes of the engine are started, where that is not left to the server.",
         values="fork, spawn, forkserver")
+    vllm_cpu_kvcache_space: int | None = variable(parse.positive_int, "KV cache on a CPU, as "
+        "`kv_cache_memory_bytes`.", values="GiB")
     lmi_api_key_file: str | None = variable(parse.verbatim, "File with one key a line.",
         values="path")
     lmi_custom_code: str = variable(parse.one_of("local", "roots", "all", "none"), "Whose "

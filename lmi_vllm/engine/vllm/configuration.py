@@ -26,6 +26,7 @@ from vllm.v1.executor import ray_utils
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
 from lmi_vllm.engine.vllm import workarounds
+from lmi_vllm.engine.vllm.cpu.file_memory import CHOSEN_VARIABLE
 from lmi_vllm.engine.vllm.names import current_platform
 from lmi_vllm.engine.vllm.processes import register_models
 from lmi_vllm.engine.vllm.workarounds import CPU_WORKER, Scope
@@ -150,7 +151,11 @@ def worked_around(scope: Scope, *, is_cpu: bool) -> contextlib.AbstractContextMa
 
 def adjusted_for_cpu(arguments: EngineArguments) -> EngineArguments:
     """Return the arguments with our additions for a CPU; each is logged."""
-    return replace(arguments, values={**arguments.values, **_cpu_adjustments(arguments)})
+    added = _cpu_adjustments(arguments)
+    os.environ.pop(CHOSEN_VARIABLE, None)
+    if "kv_cache_memory_bytes" in added:  # the worker may take less
+        os.environ[CHOSEN_VARIABLE] = "true"
+    return replace(arguments, values={**arguments.values, **added})
 
 
 def _cpu_adjustments(arguments: EngineArguments) -> dict[str, object]:
@@ -160,7 +165,7 @@ def _cpu_adjustments(arguments: EngineArguments) -> dict[str, object]:
     if not any(arguments.number(name, 1) > 1 for name in parallel):
         # One child instead of two: the worker lives in the engine core.
         added |= _unless_set(values, "distributed_executor_backend", "uni")
-    if "gpu_memory_utilization" not in values and "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
+    if "gpu_memory_utilization" not in values:
         free = free_host_memory() or psutil.virtual_memory().available
         size = min(CPU_KV_CACHE_BYTES, free // CPU_KV_CACHE_FRACTION)
         added |= _unless_set(values, "kv_cache_memory_bytes", size)

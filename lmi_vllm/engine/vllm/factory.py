@@ -148,8 +148,10 @@ class VllmFactory:
         if CONFIGURED_METHOD and CONFIGURED_METHOD not in METHODS:
             known = ", ".join(METHODS)
             raise ConfigurationError([f"{START_METHOD}={CONFIGURED_METHOD}: it can be {known}"])
+        if CONFIGURED_METHOD:  # vLLM takes its two words alone, in lower case, as it is imported
+            is_ours = CONFIGURED_METHOD == FORK_SERVER
+            self._exports[START_METHOD] = FORK if is_ours else CONFIGURED_METHOD
         if CONFIGURED_METHOD == FORK_SERVER:
-            self._exports[START_METHOD] = FORK  # vLLM refuses the other word when it is imported
             self._fork_server.begin()
         loop = asyncio.get_running_loop()
         try:

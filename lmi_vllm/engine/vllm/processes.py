@@ -27,7 +27,7 @@ from lmi_vllm.telemetry.log_format import configure_logging, log_progress_bars
 from lmi_vllm.telemetry.log_handler import can_draw, ignore_dropped, telling
 
 # The user's value: vLLM overwrites it at each start, also at one that fails.
-CONFIGURED_METHOD: Final = os.environ.get(START_METHOD)
+CONFIGURED_METHOD: Final = os.environ.get(START_METHOD, "").strip().lower() or None
 # The server sets it for the processes that it starts; without it another program uses vLLM.
 SERVER_PID_VARIABLE: Final = "LMI_VLLM_SERVER_PID"
 ERROR_FILE_VARIABLE: Final = "LMI_VLLM_ENGINE_ERROR_FILE"

@@ -28,6 +28,10 @@ _FULL_DISK: Final = re.compile(r"No space left on device|Disk quota exceeded")
 _WRITTEN: Final = ("VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 # vLLM's CPU worker: what its share leaves for the cache is below nothing.
 _MODEL_ABOVE_SHARE: Final = re.compile(r"requested memory for kv \((-|0\.0/)")
+# Of the cache that was made, whatever its size was made of (v1/core/kv_cache_utils.py).
+_CACHE_TOO_SMALL: Final = re.compile(
+    r"No available memory for the cache blocks|larger than the available KV cache memory"
+)
 _FULL_BYTES: Final = 64 * 1024**2  # what is left when a library or a kernel did not fit
 # What pydantic writes around the text of each check of vLLM's.
 _PYDANTIC_BEGIN: Final = re.compile(
@@ -77,11 +81,18 @@ def start_error_of(
 
 def _memory_advice(text: str, arguments: EngineArguments) -> str:
     """Return which arguments to change for lack of memory, each with its value and origin."""
+    share, size = (
+        _shown(name, arguments) for name in ("gpu_memory_utilization", "kv_cache_memory_bytes")
+    )
     if _MODEL_ABOVE_SHARE.search(text):
-        share = _shown("gpu_memory_utilization", arguments)
         return f"The model takes all of its share of the memory: raise {share}"
     if "Decrease --kv-cache-memory-bytes" in text:
-        return f"Lower {_shown('kv_cache_memory_bytes', arguments)}"
+        if "kv_cache_memory_bytes" in arguments.values:
+            return f"Lower {size}"
+        return "The server has chosen this size: set a lower kv_cache_memory_bytes"
+    if _CACHE_TOO_SMALL.search(text):
+        given = size if "kv_cache_memory_bytes" in arguments.values else share
+        return f"Raise {given}, or lower {_shown('max_model_len', arguments)}"
     names = ["gpu_memory_utilization", "max_model_len"]
     if arguments.values.get("enable_lora"):
         names += ["max_loras", "max_lora_rank"]

@@ -43,6 +43,23 @@ def test_worker_begins_if_its_share_is_free(
     assert config.kv_cache_memory_bytes == given
 
 
+FREE = "Without files in memory 0.50 of 1.00 GiB are free in this container."
+
+
+def test_refusal_says_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In its own figure files in memory are used."""
+    container = GroupMemory(1 << 30, 1 << 29)
+    monkeypatch.setattr(file_memory, "container_memory", lambda: container)
+    config = SimpleNamespace(kv_cache_memory_bytes=None, gpu_memory_utilization=0.6)
+    with pytest.raises(ValueError, match=r"^Available .* GiB are free"), share_of_container(config):
+        raise ValueError(REFUSAL)
+    with pytest.raises(ValueError, match=r"^another$"), share_of_container(config):
+        raise ValueError("another")
+    with pytest.raises(ValueError, match="requested") as refusal:
+        kv_cache_bytes(refused(REFUSAL), 1 << 30, 0)
+    assert str(refusal.value) == f"{REFUSAL} {FREE}"
+
+
 def refused(text: str) -> Any:
     """Return vLLM's way to the size, which ends with this error."""
 
@@ -81,3 +98,19 @@ def test_refusals_that_stay(
     in_container(monkeypatch, free)
     with pytest.raises(ValueError, match=text[:12]):
         kv_cache_bytes(refused(text), given, share)
+
+
+@pytest.mark.parametrize("in_group", [True, False])
+def test_size_that_the_server_has_chosen_becomes_smaller(
+    in_group: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Weights and other processes have taken memory since; the operator has not asked for it."""
+    in_container(monkeypatch, 300 if in_group else None)
+    monkeypatch.setattr(file_memory, "free_host_memory", lambda: 300)
+    monkeypatch.setenv(file_memory.CHOSEN_VARIABLE, "true")
+    assert kv_cache_bytes(refused(REFUSAL), 500, 0) == 150
+    assert "half of what is free" in caplog.text
+    assert kv_cache_bytes(lambda: 500, 500, 0) == 500
+    monkeypatch.setattr(file_memory, "free_host_memory", lambda: 0)
+    with pytest.raises(ValueError, match="Available memory"):
+        kv_cache_bytes(refused(REFUSAL), 500, 0)

@@ -65,13 +65,29 @@ KV = f"{NODE} kv cache allocation is less than requested memory for kv"
             "Lower kv_cache_memory_bytes (4096 from --flag)",
         ),
         (
+            f"{KV} (4.0 GiB). Decrease --kv-cache-memory-bytes, VLLM_CPU_KVCACHE_SPACE.",
+            {},
+            "The server has chosen this size: set a lower kv_cache_memory_bytes",
+        ),
+        (
+            "8.0 GiB KV cache is needed, which is larger than the available KV cache memory",
+            {"kv_cache_memory_bytes": 4096, "max_model_len": 512},
+            "Raise kv_cache_memory_bytes (4096 from --flag), or lower max_model_len (512 from "
+            "--flag)",
+        ),
+        (
+            "No available memory for the cache blocks. Try increasing `gpu_memory_utilization`.",
+            {},
+            "Raise gpu_memory_utilization, or lower max_model_len",
+        ),
+        (
             "CUDA out of memory.",
             {"enable_lora": True, "max_loras": 4},
             "Lower gpu_memory_utilization, max_model_len, max_loras (4 from --flag) or "
             "max_lora_rank",
         ),
     ],
-    ids=["above its share", "share", "size", "LoRA"],
+    ids=["above its share", "share", "size", "our size", "small", "nothing left", "LoRA"],
 )
 def test_advice_for_lack_of_memory(text: str, values: dict[str, object], advice: str) -> None:
     """It names what helps, with the value and where it was written."""

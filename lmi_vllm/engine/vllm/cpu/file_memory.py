@@ -14,15 +14,18 @@ May go: when test_plain_vllm_takes_files_for_used_memory fails.
 import contextlib
 import logging
 import math
+import os
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import psutil
 
-from lmi_vllm.host_memory import container_memory
+from lmi_vllm.host_memory import GroupMemory, container_memory, free_host_memory
 
 logger = logging.getLogger(__name__)
 
+# Set where the size of the cache is the server's choice and not the operator's.
+CHOSEN_VARIABLE: Final = "LMI_VLLM_CACHE_IS_CHOSEN"
 _GIB: Final = 1 << 30
 _REFUSAL: Final = "Available memory on node"
 
@@ -42,12 +45,14 @@ def share_of_container(cache_config: Any) -> Iterator[None]:
         cache_config.kv_cache_memory_bytes = wanted
     try:
         yield
+    except ValueError as error:
+        raise _with_free(error, container) from error
     finally:
         cache_config.kv_cache_memory_bytes = None
 
 
 def kv_cache_bytes(determine: Callable[[], int], given: int | None, share: int) -> int:
-    """Return the size of the KV cache by vLLM's `determine`, or what it refuses without reason.
+    """Return the size of the KV cache by vLLM's `determine`, or one that has room.
 
     Args:
         determine: vLLM's own way, which raises ValueError.
@@ -57,15 +62,30 @@ def kv_cache_bytes(determine: Callable[[], int], given: int | None, share: int) 
     try:
         return determine()
     except ValueError as error:
+        if not str(error).startswith(_REFUSAL):
+            raise
         container = container_memory()
         wanted = share - psutil.Process().memory_info().rss if given is None else given
-        if container is None or not str(error).startswith(_REFUSAL):
-            raise
-        if not 0 < wanted <= container.free:
-            raise
-        logger.info(
-            "the KV cache of %.2f GiB takes the place of files in this container's memory: %.2f of "
-            "its %.2f GiB are free without them",
-            wanted / _GIB, container.free / _GIB, container.limit / _GIB,
-        )  # fmt: skip
-        return wanted
+        if container is not None and 0 < wanted <= container.free:
+            logger.info(
+                "the KV cache of %.2f GiB takes the place of files in this container's memory: "
+                "%.2f of its %.2f GiB are free without them",
+                wanted / _GIB, container.free / _GIB, container.limit / _GIB,
+            )  # fmt: skip
+            return wanted
+        if CHOSEN_VARIABLE in os.environ and (half := (free_host_memory() or 0) // 2):
+            logger.warning(
+                "the KV cache has %.2f GiB, half of what is free, and not %.2f: weights and other "
+                "processes leave no more",
+                half / _GIB, wanted / _GIB,
+            )  # fmt: skip
+            return half
+        raise error if container is None else _with_free(error, container) from error
+
+
+def _with_free(error: ValueError, container: GroupMemory) -> ValueError:
+    """Return the refusal with what is free, as vLLM counts files in memory as used."""
+    if not str(error).startswith(_REFUSAL):
+        return error
+    free = f"{container.free / _GIB:.2f} of {container.limit / _GIB:.2f} GiB"
+    return ValueError(f"{error} Without files in memory {free} are free in this container.")
