@@ -7,6 +7,7 @@ only in the engine's process, after the download, and without a remedy.
 import contextlib
 import copy
 import logging
+import math
 import os
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
@@ -46,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 # Without a size of its own vLLM's CPU engine takes 92 % of the machine's memory for the KV cache.
 CPU_KV_CACHE_BYTES: Final = 4 << 30
-CPU_KV_CACHE_FRACTION: Final = 4  # at most a quarter of the free memory
+CPU_KV_CACHE_FRACTION: Final = 4  # at most a quarter of the free memory, of all ranks together
 _RAY_ARGUMENTS: Final = ("distributed_executor_backend", "data_parallel_backend")
 _OTHERWISE: Final = "Without Ray: mp on one machine, DJL_CLUSTER_SIZE for several"
 _WHOLE: Final = ("top_k", "max_new_tokens")
@@ -162,12 +163,14 @@ def _cpu_adjustments(arguments: EngineArguments) -> dict[str, object]:
     values = arguments.values
     added: dict[str, object] = {}
     parallel = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "nnodes")
-    if not any(arguments.number(name, 1) > 1 for name in parallel):
+    *sizes, nodes = (arguments.number(name, 1) for name in parallel)
+    if max(*sizes, nodes) == 1:
         # One child instead of two: the worker lives in the engine core.
         added |= _unless_set(values, "distributed_executor_backend", "uni")
     if "gpu_memory_utilization" not in values:
         free = free_host_memory() or psutil.virtual_memory().available
-        size = min(CPU_KV_CACHE_BYTES, free // CPU_KV_CACHE_FRACTION)
+        ranks = max(1, math.prod(sizes) // max(1, nodes))  # of this node
+        size = min(CPU_KV_CACHE_BYTES, free // CPU_KV_CACHE_FRACTION // ranks)
         added |= _unless_set(values, "kv_cache_memory_bytes", size)
     if values.get("worker_cls") in (None, "auto"):
         added["worker_cls"] = CPU_WORKER
