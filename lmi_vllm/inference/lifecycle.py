@@ -62,6 +62,7 @@ class Lifecycle:
         self.roused = asyncio.Event()  # set while it does not
         self.roused.set()
         self._rest_began = 0.0
+        self._is_mirror = False
         self._now = now
         self.on_state: list[Callable[[State], None]] = []  # called with each state
 
@@ -163,7 +164,7 @@ class Lifecycle:
 
     def mirror(self, state: State, *, has_model: bool, is_resting: bool = False) -> None:
         """Copy the state of the process that answers health checks."""
-        self.has_model = has_model
+        self.has_model, self._is_mirror = has_model, True
         self._enter(state, is_resting=is_resting)
 
     def _enter(self, state: State, *, is_resting: bool) -> None:
@@ -218,6 +219,8 @@ class Lifecycle:
         """
         if self.is_resting or self.state in also:
             return
+        if self.state is State.PENDING and self._is_mirror:  # whose start is another process's
+            raise not_ready(f"Model {self.model_name} is not ready: its engine starts")
         if self.state is State.PENDING:
             raise not_ready(
                 f"Model {self.model_name} is not ready: {self.start.phase} phase, "

@@ -50,7 +50,7 @@ from lmi_vllm.engine.vllm.workarounds.not_finite import REASON, is_marked_not_fi
 from lmi_vllm.engine.vllm.workarounds.parsers import check_reasoning
 from lmi_vllm.engine.vllm.workarounds.profiler_thread import OneThread
 from lmi_vllm.engine.vllm.workarounds.unsent_requests import UNSENDABLE, fault_of, unsent
-from lmi_vllm.errors import AdapterCapacityError, LmiError
+from lmi_vllm.errors import AdapterCapacityError, Fault, LmiError
 from lmi_vllm.messages import ServingProfile
 from lmi_vllm.private_folders import PrivateFolder, new_private_folder
 from lmi_vllm.telemetry.records import current_record
@@ -58,6 +58,7 @@ from lmi_vllm.telemetry.records import current_record
 KILL_POLL_SECONDS: Final = 0.01
 VLLM_MONITOR: Final = "MPClientEngineMonitor"  # vLLM's thread that waits for the engine's end
 MONITOR_SECONDS: Final = 1.0
+_OF_SERVER: Final = (Fault.ENGINE, Fault.NOT_READY, Fault.DEADLINE)  # faults
 REQUESTS_IN_A_TURN: Final = 64  # that enter in one turn of the event loop: 15 ms
 
 
@@ -409,7 +410,7 @@ def _launched(
 
 @contextlib.contextmanager
 def _refused() -> Any:
-    """Raise vLLM's own error if an adapter cannot be used; 503 where it may be later."""
+    """Raise vLLM's own error if an adapter cannot be used; 5xx where no client is to blame."""
     try:
         yield
     except AdapterCapacityError as error:
@@ -417,6 +418,8 @@ def _refused() -> Any:
             record.retry_after_seconds = error.retry_after_seconds
         raise GracefulHTTPError(error.text, HTTPStatus.SERVICE_UNAVAILABLE) from error
     except LmiError as error:
+        if error.fault in _OF_SERVER:  # the engine has died while its first process was asked
+            raise GracefulHTTPError(error.text, HTTPStatus(error.fault.status)) from error
         raise VLLMValidationError(error.text) from error
 
 

@@ -111,6 +111,8 @@ def our_errors() -> Iterator[None]:
 def _told(error: GracefulHTTPError) -> LmiError:
     if isinstance(error.__cause__, AdapterCapacityError):
         return NoAdapterSlotError(str(error))
+    if isinstance(error.__cause__, LmiError):
+        return error.__cause__
     if error.http_status == HTTPStatus.SERVICE_UNAVAILABLE:
         return OverloadError("lmi")
     return EngineFailureError(str(error))

@@ -86,6 +86,8 @@ def _memory_advice(text: str, arguments: EngineArguments) -> str:
     )
     if _MODEL_ABOVE_SHARE.search(text):
         return f"The model takes all of its share of the memory: raise {share}"
+    if "on startup is less than desired" in text:  # before the model is loaded
+        return f"Lower {share}"
     if "Decrease --kv-cache-memory-bytes" in text:
         if "kv_cache_memory_bytes" in arguments.values:
             return f"Lower {size}"

@@ -168,8 +168,8 @@ class FrontEndGroup(ProcessGroup):
             joining = {self._keep(self._join_or_end(one)): one for one in self._processes}
             if awaited := [task for task, one in joining.items() if one.imported.is_set()]:
                 await asyncio.wait(awaited, timeout=LATER_JOIN_SECONDS)
-            for late in (task for task in joining if not task.done()):
-                late.add_done_callback(lambda task: self._log_late(joining[task]))
+            if late := [task for task in joining if not task.done()]:
+                self._keep(self._count_late(late))
             return
         await asyncio.gather(*map(self._join_or_end, self._processes))
         while self._serving < self._count - 1:
@@ -254,10 +254,13 @@ class FrontEndGroup(ProcessGroup):
 
     async def _join_late(self, process: FrontEnd) -> None:
         await self._join_or_end(process)
-        self._log_late(process)
-
-    def _log_late(self, process: FrontEnd) -> None:
         if process.is_serving.is_set():
+            self._log_count()
+
+    async def _count_late(self, late: Collection["asyncio.Task[None]"]) -> None:
+        joined = self._join_message
+        await asyncio.wait(late)
+        if self._join_message is joined:
             self._log_count()
 
     async def _join_or_end(self, process: FrontEnd) -> None:

@@ -60,6 +60,11 @@ KV = f"{NODE} kv cache allocation is less than requested memory for kv"
             "Lower gpu_memory_utilization (0.9 from --flag) or max_model_len",
         ),
         (
+            f"{NODE} startup is less than desired CPU memory utilization (0.92, 4.1 GiB).",
+            {"gpu_memory_utilization": 0.92, "max_model_len": 5},
+            "Lower gpu_memory_utilization (0.92 from --flag)",
+        ),
+        (
             f"{KV} (4.0 GiB). Decrease --kv-cache-memory-bytes, VLLM_CPU_KVCACHE_SPACE.",
             {"kv_cache_memory_bytes": 4096},
             "Lower kv_cache_memory_bytes (4096 from --flag)",
@@ -87,7 +92,16 @@ KV = f"{NODE} kv cache allocation is less than requested memory for kv"
             "max_lora_rank",
         ),
     ],
-    ids=["above its share", "share", "size", "our size", "small", "nothing left", "LoRA"],
+    ids=[
+        "above its share",
+        "share",
+        "before the model",
+        "size",
+        "our size",
+        "small",
+        "nothing left",
+        "LoRA",
+    ],
 )
 def test_advice_for_lack_of_memory(text: str, values: dict[str, object], advice: str) -> None:
     """It names what helps, with the value and where it was written."""

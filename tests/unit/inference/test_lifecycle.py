@@ -191,3 +191,11 @@ def test_waking_without_a_start_has_no_phases() -> None:
     model.begin_waking(is_start=False)
     status, body = model.ping()
     assert (status, list(body["m"])) == (200, ["status", "seconds"])
+
+
+def test_mirror_says_nothing_of_a_start_that_it_does_not_see() -> None:
+    """The start is the first process's: phase and seconds here are those of this process."""
+    mirror = Lifecycle("m")
+    mirror.mirror(State.PENDING, has_model=True)
+    with pytest.raises(NotReadyError, match=r"^Model m is not ready: its engine starts$"):
+        mirror.check_ready()
