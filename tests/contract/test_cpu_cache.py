@@ -8,7 +8,7 @@ pytest.importorskip("vllm", reason="needs vLLM: make setup installs it")
 
 from lmi_vllm.engine.vllm import configuration
 from lmi_vllm.engine.vllm.configuration import CPU_KV_CACHE_BYTES, adjusted_for_cpu
-from lmi_vllm.engine.vllm.cpu.file_memory import CHOSEN_VARIABLE
+from lmi_vllm.engine.vllm.processes import CHOSEN_VARIABLE
 from lmi_vllm.messages import EngineArguments
 
 pytestmark = pytest.mark.vllm

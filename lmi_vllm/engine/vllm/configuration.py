@@ -27,9 +27,8 @@ from vllm.v1.executor import ray_utils
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
 from lmi_vllm.engine.vllm import workarounds
-from lmi_vllm.engine.vllm.cpu.file_memory import CHOSEN_VARIABLE
 from lmi_vllm.engine.vllm.names import current_platform
-from lmi_vllm.engine.vllm.processes import register_models
+from lmi_vllm.engine.vllm.processes import CHOSEN_VARIABLE, register_models
 from lmi_vllm.engine.vllm.workarounds import CPU_WORKER, Scope
 from lmi_vllm.engine.vllm.workarounds.ignored_modules import inspect_adapters
 from lmi_vllm.engine.vllm.workarounds.not_finite import end_not_finite

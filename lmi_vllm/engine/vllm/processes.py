@@ -31,6 +31,8 @@ CONFIGURED_METHOD: Final = os.environ.get(START_METHOD, "").strip().lower() or N
 # The server sets it for the processes that it starts; without it another program uses vLLM.
 SERVER_PID_VARIABLE: Final = "LMI_VLLM_SERVER_PID"
 ERROR_FILE_VARIABLE: Final = "LMI_VLLM_ENGINE_ERROR_FILE"
+# Set where the size of the KV cache is the server's choice and not the operator's.
+CHOSEN_VARIABLE: Final = "LMI_VLLM_CACHE_IS_CHOSEN"
 # The format of log lines; set if vLLM's lines have our format, too.
 LOG_FORMAT_VARIABLE: Final = "LMI_VLLM_LOG_FORMAT"
 # Where a process that was not forked tells how many lines of its log it dropped.
@@ -202,3 +204,8 @@ def register_plugin() -> None:
         heed_only_the_parent(int(server_pid))  # the fork server is the parent of its processes
     if error_file := os.environ.get(ERROR_FILE_VARIABLE):
         watch_root_causes(error_file)
+
+
+def is_cache_chosen() -> bool:
+    """Whether the server has chosen the size of this engine's KV cache."""
+    return CHOSEN_VARIABLE in os.environ

@@ -107,7 +107,7 @@ def test_size_that_the_server_has_chosen_becomes_smaller(
     """Weights and other processes have taken memory since; the operator has not asked for it."""
     in_container(monkeypatch, 300 if in_group else None)
     monkeypatch.setattr(file_memory, "free_host_memory", lambda: 300)
-    monkeypatch.setenv(file_memory.CHOSEN_VARIABLE, "true")
+    monkeypatch.setattr(file_memory, "is_cache_chosen", lambda: True)
     assert kv_cache_bytes(refused(REFUSAL), 500, 0) == 150
     assert "half of what is free" in caplog.text
     assert kv_cache_bytes(lambda: 500, 500, 0) == 500

@@ -14,18 +14,16 @@ May go: when test_plain_vllm_takes_files_for_used_memory fails.
 import contextlib
 import logging
 import math
-import os
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import psutil
 
+from lmi_vllm.engine.vllm.processes import is_cache_chosen
 from lmi_vllm.host_memory import GroupMemory, container_memory, free_host_memory
 
 logger = logging.getLogger(__name__)
 
-# Set where the size of the cache is the server's choice and not the operator's.
-CHOSEN_VARIABLE: Final = "LMI_VLLM_CACHE_IS_CHOSEN"
 _GIB: Final = 1 << 30
 _REFUSAL: Final = "Available memory on node"
 
@@ -73,7 +71,7 @@ def kv_cache_bytes(determine: Callable[[], int], given: int | None, share: int) 
                 wanted / _GIB, container.free / _GIB, container.limit / _GIB,
             )  # fmt: skip
             return wanted
-        if CHOSEN_VARIABLE in os.environ and (half := (free_host_memory() or 0) // 2):
+        if is_cache_chosen() and (half := (free_host_memory() or 0) // 2):
             logger.warning(
                 "the KV cache has %.2f GiB, half of what is free, and not %.2f: weights and other "
                 "processes leave no more",

@@ -163,14 +163,14 @@ def test_settings_excluded_with_nodes_are_errors(environ: dict[str, str], senten
 @pytest.mark.parametrize("text", ["0", "-2", "two", "1.5"])
 def test_size_that_is_no_number_of_nodes_is_an_error(name: str, text: str) -> None:
     """Found when the settings are read, before a port is opened."""
-    expected = f"{name}={text} ({name}) cannot be used: a whole number of at least 1 is needed"
+    expected = f"{name}={text} cannot be used: a whole number of at least 1 is needed"
     assert load_settings({name: text}).errors == (expected,)
 
 
 @pytest.mark.parametrize("name", ["DJL_NODE_RANK", "LWS_WORKER_INDEX"])
 def test_rank_below_0_is_an_error(name: str) -> None:
     """The same for the node's number."""
-    expected = f"{name}=-1 ({name}) cannot be used: a whole number of at least 0 is needed"
+    expected = f"{name}=-1 cannot be used: a whole number of at least 0 is needed"
     assert load_settings({name: "-1"}).errors == (expected,)
 
 
