@@ -29,7 +29,7 @@ ASKED: Final = """
 import sys, pathlib
 from vllm.utils.cpu_resource_utils import get_memory_node_info
 for path in pathlib.Path(sys.argv[1]).glob("*.safetensors"):
-    path.read_bytes()
+    path.with_suffix(".copy").write_bytes(path.read_bytes())  # this group's, wherever the file is
 print(get_memory_node_info(0).available_memory)
 """
 
