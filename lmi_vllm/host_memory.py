@@ -45,6 +45,13 @@ def free_host_memory(root: Path = Path("/")) -> int | None:
     return min(limits, default=None)
 
 
+def total_host_memory(root: Path = Path("/")) -> int | None:
+    """Bytes of the container's limit, or of the machine; None where Linux does not tell."""
+    if (container := container_memory(root)) is not None:
+        return container.limit
+    return _stated(root / "proc/meminfo").get("MemTotal:", 0) * 1024 or None
+
+
 def container_memory(root: Path = Path("/")) -> GroupMemory | None:
     """Return the memory of the container, the group that is mounted; None if it has no limit."""
     total = _stated(root / "proc/meminfo").get("MemTotal:", 0) * 1024

@@ -1,41 +1,33 @@
-"""Memory in use: of processes and cgroup on Linux, of GPUs by nvidia-smi.
+"""Memory in use: of processes and containers on Linux, of GPUs by nvidia-smi.
 
-Read from `/proc` and cgroup files and not through torch, which would allocate GPU memory for a CUDA
-context.
+Read from `/proc` and control groups and not through torch, which would allocate GPU memory for a
+CUDA context.
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from lmi_vllm.host_memory import free_host_memory, total_host_memory
 from lmi_vllm.translate.devices import ask_nvidia_smi
 
-PROC: Final = Path("/proc")
-CGROUP: Final = Path("/sys/fs/cgroup")
 _QUERY: Final = "index,name,memory.used,memory.total,utilization.gpu"
 _MIB: Final = 1 << 20
 
 
-def memory_in_use(
-    pid: int | None = None, proc: Path = PROC, cgroup: Path = CGROUP
-) -> dict[str, int]:
+def memory_in_use(pid: int | None = None, root: Path = Path("/")) -> dict[str, int]:
     """Return bytes resident of `server` and `engine`, `total` and `available`; {} off Linux.
 
     `total` is the container's limit where that is below the machine's memory.
     """
-    own = pid or os.getpid()
-    server = _resident(proc, own)
-    if server is None:
+    own, proc = pid or os.getpid(), root / "proc"
+    server, total = _resident(proc, own), total_host_memory(root)
+    if server is None or total is None:
         return {}
     engine = sum(_resident(proc, child) or 0 for child in _descendants(proc, own))
-    figures = {"server": server, "engine": engine}
-    total, available = _machine_memory(proc)
-    limit = _number(cgroup / "memory.max")
-    if limit is not None and limit < total:
-        used = _number(cgroup / "memory.current") or 0
-        return {**figures, "total": limit, "available": max(0, limit - used)}
-    return {**figures, "total": total, "available": available}
+    available = free_host_memory(root) or 0
+    return {"server": server, "engine": engine, "total": total, "available": available}
 
 
 def gpus_in_use(visible: str | None = None) -> list[dict[str, object]]:
@@ -88,18 +80,3 @@ def _descendants(proc: Path, pid: int) -> Iterator[int]:
         child = unvisited.pop()
         yield child
         unvisited += children.get(child, ())
-
-
-def _machine_memory(proc: Path) -> tuple[int, int]:
-    lines = (proc / "meminfo").read_text(encoding="ascii").splitlines()
-    sizes: Mapping[str, str] = dict(line.split(":", 1) for line in lines)
-    total, available = (int(sizes[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
-    return total, available
-
-
-def _number(path: Path) -> int | None:
-    try:
-        text = path.read_text(encoding="ascii").strip()
-    except OSError:
-        return None
-    return int(text) if text.isdecimal() else None

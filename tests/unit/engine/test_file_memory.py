@@ -109,7 +109,8 @@ def test_size_that_the_server_has_chosen_becomes_smaller(
     monkeypatch.setattr(file_memory, "free_host_memory", lambda: 300)
     monkeypatch.setattr(file_memory, "is_cache_chosen", lambda: True)
     assert kv_cache_bytes(refused(REFUSAL), 500, 0) == 150
-    assert "half of what is free" in caplog.text
+    assert "a part of what is free" in caplog.text
+    assert kv_cache_bytes(refused(REFUSAL), 500, 0, ranks=3) == 50
     assert kv_cache_bytes(lambda: 500, 500, 0) == 500
     monkeypatch.setattr(file_memory, "free_host_memory", lambda: 0)
     with pytest.raises(ValueError, match="Available memory"):

@@ -49,13 +49,16 @@ def share_of_container(cache_config: Any) -> Iterator[None]:
         cache_config.kv_cache_memory_bytes = None
 
 
-def kv_cache_bytes(determine: Callable[[], int], given: int | None, share: int) -> int:
+def kv_cache_bytes(
+    determine: Callable[[], int], given: int | None, share: int, ranks: int = 1
+) -> int:
     """Return the size of the KV cache by vLLM's `determine`, or one that has room.
 
     Args:
         determine: vLLM's own way, which raises ValueError.
         given: bytes that the cache shall have, if they are given.
         share: bytes that the worker shall take with all that it has.
+        ranks: workers that have a cache each in this memory.
     """
     try:
         return determine()
@@ -71,13 +74,13 @@ def kv_cache_bytes(determine: Callable[[], int], given: int | None, share: int) 
                 wanted / _GIB, container.free / _GIB, container.limit / _GIB,
             )  # fmt: skip
             return wanted
-        if is_cache_chosen() and (half := (free_host_memory() or 0) // 2):
+        if is_cache_chosen() and (part := (free_host_memory() or 0) // 2 // ranks):
             logger.warning(
-                "the KV cache has %.2f GiB, half of what is free, and not %.2f: weights and other "
-                "processes leave no more",
-                half / _GIB, wanted / _GIB,
+                "the KV cache has %.2f GiB, a part of what is free, and not %.2f: weights and "
+                "other processes leave no more",
+                part / _GIB, wanted / _GIB,
             )  # fmt: skip
-            return half
+            return part
         raise error if container is None else _with_free(error, container) from error
 
 

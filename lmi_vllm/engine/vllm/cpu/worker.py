@@ -71,7 +71,8 @@ class GuardedCpuWorker(CPUWorker):  # type: ignore[misc,unused-ignore]
         worker: Any = self
         given = self.vllm_config.cache_config.kv_cache_memory_bytes
         determine = super().determine_available_memory
-        return kv_cache_bytes(determine, given, worker.requested_cpu_memory)
+        ranks = int(worker.parallel_config.world_size)
+        return kv_cache_bytes(determine, given, worker.requested_cpu_memory, ranks)
 
     @torch.inference_mode()
     def execute_model(self, scheduled: Any) -> Any:

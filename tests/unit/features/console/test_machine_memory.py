@@ -35,9 +35,10 @@ def proc(tmp_path: Path) -> Path:
     return proc
 
 
-def test_memory_counts_the_server_and_all_it_started(proc: Path, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("proc")
+def test_memory_counts_the_server_and_all_it_started(tmp_path: Path) -> None:
     """Grandchildren are the engine's; other people's processes are not."""
-    found = memory_in_use(10, proc, tmp_path)
+    found = memory_in_use(10, tmp_path)
     assert found == {
         "server": 100 * PAGE,
         "engine": 23 * PAGE,
@@ -46,19 +47,23 @@ def test_memory_counts_the_server_and_all_it_started(proc: Path, tmp_path: Path)
     }
 
 
-def test_memory_of_a_container_is_its_limit(proc: Path, tmp_path: Path) -> None:
-    """A cgroup's limit below the machine's memory is what counts; `max` is none."""
-    (tmp_path / "memory.max").write_text("500000\n")
-    (tmp_path / "memory.current").write_text("200000\n")
-    found = memory_in_use(10, proc, tmp_path)
+@pytest.mark.usefixtures("proc")
+def test_memory_of_a_container_is_its_limit(tmp_path: Path) -> None:
+    """A group's limit below the machine's memory is what counts; `max` is none; files are free."""
+    group = tmp_path / "sys/fs/cgroup"
+    group.mkdir(parents=True)
+    (group / "memory.max").write_text("500000\n")
+    (group / "memory.current").write_text("300000\n")
+    (group / "memory.stat").write_text("inactive_file 100000\n")
+    found = memory_in_use(10, tmp_path)
     assert (found["total"], found["available"]) == (500000, 300000)
-    (tmp_path / "memory.max").write_text("max\n")
-    assert memory_in_use(10, proc, tmp_path)["total"] == 1000 << 10
+    (group / "memory.max").write_text("max\n")
+    assert memory_in_use(10, tmp_path)["total"] == 1000 << 10
 
 
 def test_memory_is_unknown_without_proc(tmp_path: Path) -> None:
     """Elsewhere than on Linux nothing is said."""
-    assert memory_in_use(10, tmp_path, tmp_path) == {}
+    assert memory_in_use(10, tmp_path) == {}
 
 
 def test_gpus_are_those_that_are_visible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
