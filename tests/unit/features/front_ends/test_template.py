@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -143,9 +144,11 @@ async def test_ends_are_told_as_they_were(begun: FrontEndStarts) -> None:
 
 
 def only_template() -> psutil.Process:
-    """Return the template that this process has forked."""
-    found = template_of(os.getpid())
-    assert found is not None
+    """Return the template that this process has forked; it gets its name a moment later."""
+    end = time.monotonic() + SECONDS
+    while (found := template_of(os.getpid())) is None:
+        assert time.monotonic() < end, "no template"
+        time.sleep(0.01)
     return found
 
 
