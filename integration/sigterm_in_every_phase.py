@@ -144,17 +144,19 @@ def test_every_request_under_load_ends(server_process: StartServer) -> None:
     """More than the engine runs at once, streams and not: whole answers or said refusals."""
     server = server_process("--demo", "--port", "0", environ={"OPTION_MAX_ROLLING_BATCH_SIZE": "4"})
     url = server.url_when_ready()
+    (engine,) = server.children()
     answers: list[Answer] = []
 
     def ask(number: int) -> None:
-        # Long enough that none has ended before the last one has come, on a fast machine, too.
         payload = request(400 + number, stream=number % 2 == 0)
         answers.append(call(url, "/invocations", payload, seconds=DEADLINE * 2))
 
     workers = [threading.Thread(target=ask, args=(number,)) for number in range(24)]
+    engine.suspend()  # so that none has ended before the last one has come
     for worker in workers:
         worker.start()
     assert wait_until(lambda: b'"requestInQueue":24' in call(url, "/models/model").body, 20)
+    engine.resume()
     began = time.monotonic()
     end(server, url)
     assert time.monotonic() - began < DRAIN_SECONDS + 10

@@ -74,17 +74,29 @@ class RayCluster:
     address: str
     port: int
     url: str = field(init=False)
+    arguments: Mapping[str, Any] | None = None  # of the last deployment
 
     def __post_init__(self) -> None:
         self.url = f"http://127.0.0.1:{self.port}"
 
     def deploy(self, arguments: Mapping[str, Any], replicas: int, **options: Any) -> None:
-        """Deploy with options of the deployment; returns when so many replicas answer."""
+        """Deploy with options of the deployment; returns when so many replicas answer.
+
+        With other arguments these are new ones: those of before answer until they are ready.
+        """
+        is_other = arguments != self.arguments
+        before = {one.process.pid for one in self.replicas()} if is_other else set()
         self.submit(arguments, **options)
-        assert wait_until(lambda: self.answering() == replicas, 300), self.answering()
+
+        def is_done() -> bool:
+            kept = before & {one.process.pid for one in self.replicas()}
+            return not kept and self.answering() == replicas
+
+        assert wait_until(is_done, 300), (before, self.answering())
 
     def submit(self, arguments: Mapping[str, Any], **options: Any) -> None:
         """Deploy with options of the deployment, and wait for nothing."""
+        self.arguments = arguments
         options = {"graceful_shutdown_timeout_s": 40, **options, "name": "lmi"}
         document = {
             "proxy_location": "HeadOnly",
