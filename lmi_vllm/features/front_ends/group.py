@@ -8,7 +8,6 @@ the shared counters, how many requests are in flight.
 """
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Collection, Coroutine, Mapping
 from dataclasses import replace
@@ -27,14 +26,9 @@ from lmi_vllm.features.front_ends.channel import (
     ProcessSetup,
 )
 from lmi_vllm.features.front_ends.first import EngineClients, FirstProcess, SharedEngine
-from lmi_vllm.features.front_ends.handle import FrontEnd, ProcessEndedError
-from lmi_vllm.features.front_ends.hanging import (
-    FIRST_JOIN_SECONDS,
-    IMPORT_SECONDS,
-    LATER_JOIN_SECONDS,
-    end_hanging,
-    ended_after,
-)
+from lmi_vllm.features.front_ends.handle import FrontEnd
+from lmi_vllm.features.front_ends.hanging import end_hanging
+from lmi_vllm.features.front_ends.joining import Joining
 from lmi_vllm.features.front_ends.series import remove_files, series_of_all
 from lmi_vllm.features.front_ends.starts import FrontEndStarts
 from lmi_vllm.inference.lifecycle import State
@@ -69,9 +63,9 @@ class FrontEndGroup(ProcessGroup):
         self._watching: asyncio.Task[None] | None = None
         self._settings: Settings | None = None
         self._setup: ProcessSetup | None = None
-        self._join_message: JoinEngine | None = None
-        self._joined = asyncio.Event()  # by one more process
-        self._has_joined = False  # all of them have, an engine before the next one
+        self._joining = Joining(
+            self._processes, count, self._first, self._clients, self._begin_task
+        )
         self._ending = "no process could be started"  # of the one that ended last
         service.telemetry.series = series_of_all
         service.queue.share(self._clients.counters.row(0))
@@ -107,9 +101,6 @@ class FrontEndGroup(ProcessGroup):
     ) -> None:
         """Let the processes join the engine; returns once all of them answer requests.
 
-        Requests wait for an engine after the first, LATER_JOIN_SECONDS at most. Those that still
-        import vLLM, or take longer, join it later.
-
         Raises:
             EngineStartError: more of them ended than can be replaced, or the engine has died.
         """
@@ -122,28 +113,29 @@ class FrontEndGroup(ProcessGroup):
         progress = self._service.lifecycle.start
         progress.enter(Phase.ENGINE)  # again: they may still import vLLM
         progress.enter_step(STEP, {})
-        self._join_message = JoinEngine(
-            settings=self._settings,
-            client=shared.complete(self._clients.of(1)),
-            arguments=shared.arguments,
-            profile=replace(profile, task=engine.task),
-            model_url=self._service.model_url,
-            model_name=self._service.lifecycle.model_name,
-            address=self._address,
-            first=self.first_socket,
-            limit=self._service.queue.limit,
+        self._joining.begin(
+            JoinEngine(
+                settings=self._settings,
+                client=shared.complete(self._clients.of(1)),
+                arguments=shared.arguments,
+                profile=replace(profile, task=engine.task),
+                model_url=self._service.model_url,
+                model_name=self._service.lifecycle.model_name,
+                address=self._address,
+                first=self.first_socket,
+                limit=self._service.queue.limit,
+            )
         )
         await self._complete(engine)
-        self._log_count()
-
-    def _log_count(self) -> None:
-        count, url = 1 + self._serving, self._address.url()
-        missing = f" of {self._count}" if count < self._count else ""
-        logger.info("%d%s front-end processes answer at %s", count, missing, url)
+        self._joining.log_count()
 
     async def _complete(self, engine: Engine) -> None:
-        """Return once all processes serve, also those that took the place of others."""
-        serving = asyncio.create_task(self._all_serve())
+        """Return once all processes serve.
+
+        Raises:
+            EngineStartError: see `join`.
+        """
+        serving = asyncio.create_task(self._joining.join_all())
         failing = asyncio.create_task(self.failed.wait())
         # Of a dead engine a process would wait for the answer for ever.
         dying = asyncio.create_task(engine.wait_until_dead())
@@ -159,27 +151,9 @@ class FrontEndGroup(ProcessGroup):
             for end in ends:
                 end.cancel()
 
-    @property
-    def _serving(self) -> int:
-        return sum(one.is_serving.is_set() for one in self._processes)
-
-    async def _all_serve(self) -> None:
-        if self._has_joined:
-            joining = {self._keep(self._join_or_end(one)): one for one in self._processes}
-            if awaited := [task for task, one in joining.items() if one.imported.is_set()]:
-                await asyncio.wait(awaited, timeout=LATER_JOIN_SECONDS)
-            if late := [task for task in joining if not task.done()]:
-                self._keep(self._count_late(late))
-            return
-        await asyncio.gather(*map(self._join_or_end, self._processes))
-        while self._serving < self._count - 1:
-            self._joined.clear()
-            await self._joined.wait()
-        self._has_joined = True
-
     def engine_died(self) -> None:
         """Have each process end its requests in the engine; none joins it any more."""
-        self._join_message = None
+        self._joining.end()
         self._broadcast(EngineDied())
 
     async def confirm_state(self) -> None:
@@ -188,18 +162,19 @@ class FrontEndGroup(ProcessGroup):
 
     async def detach(self) -> None:
         """Have the processes leave the engine; they keep the port and forward every request."""
-        self._join_message = None
+        self._joining.end()
         self._first.leave()
         self._clients.begin(process.row for process in self._processes)
         await asyncio.gather(*(process.detach() for process in self._processes))
 
     async def end(self) -> None:
         """Stop the processes; returns when all have ended."""
-        self._join_message = None
+        self._joining.end()
         self._first.leave()
         if self._watching is not None:
             self._watching.cancel()
-        ending, self._processes = self._processes, []
+        ending = [*self._processes]
+        self._processes.clear()
         self._starts.close()  # one that is forked now would wait for a template that hangs
         await asyncio.gather(*(process.stop() for process in ending))
         self._service.telemetry.totals.add(*self._clients.counters.row(0).ends)
@@ -222,10 +197,10 @@ class FrontEndGroup(ProcessGroup):
             started.append(FrontEnd(self._first, self._clients.take(), self._starts.start))
         self._processes += started
         for process in started:
-            self._keep(self._run(process))
+            self._begin_task(self._run(process))
         return started
 
-    def _keep(self, work: Coroutine[object, object, None]) -> "asyncio.Task[None]":
+    def _begin_task(self, work: Coroutine[object, object, None]) -> "asyncio.Task[None]":
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ran)
@@ -250,41 +225,7 @@ class FrontEndGroup(ProcessGroup):
         self._processes.remove(process)
         if self._first.state().state is State.DRAINING:
             return  # it is over before another could serve
-        await asyncio.gather(*map(self._join_late, self._start_missing()))
-
-    async def _join_late(self, process: FrontEnd) -> None:
-        await self._join_or_end(process)
-        if process.is_serving.is_set():
-            self._log_count()
-
-    async def _count_late(self, late: Collection["asyncio.Task[None]"]) -> None:
-        joined = self._join_message
-        await asyncio.wait(late)
-        if self._join_message is joined:
-            self._log_count()
-
-    async def _join_or_end(self, process: FrontEnd) -> None:
-        with contextlib.suppress(ProcessEndedError):  # its own `_run` logs that and replaces it
-            await self._join(process)
-
-    async def _join(self, process: FrontEnd) -> None:
-        """Let a process join the engine, or return at once if there is none: `join` comes then."""
-        await ended_after(IMPORT_SECONDS, process, process.wait_for(process.imported))
-        joined, engine = self._join_message, self._first.engine
-        if joined is None or engine is None or process.is_asked:
-            return
-        client = engine.complete(self._clients.of(process.row))
-        await ended_after(FIRST_JOIN_SECONDS, process, process.join(replace(joined, client=client)))
-        if self._join_message is not joined:
-            return  # the engine has been left meanwhile
-        process.is_routed = True
-        await process.send_adapters(self._first.adapters, engine.shared_adapters, 0.0)
-        if self._join_message is not joined:
-            return
-        process.channel.send(self._first.state())  # requests may be admitted from here on
-        process.is_serving.set()
-        process.has_served = True
-        self._joined.set()
+        await asyncio.gather(*map(self._joining.join_late, self._start_missing()))
 
     async def publish(self, adapters: Collection[Adapter], timeout_seconds: float) -> None:
         """Send every process this list to route by; one that does not reply is killed."""

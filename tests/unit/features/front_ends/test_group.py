@@ -13,7 +13,7 @@ import pytest
 
 from lmi_vllm.errors import EngineStartError
 from lmi_vllm.features.front_ends import group as group_module
-from lmi_vllm.features.front_ends import hanging
+from lmi_vllm.features.front_ends import hanging, joining
 from lmi_vllm.features.front_ends.channel import JoinEngine, StateChanged
 from lmi_vllm.features.front_ends.group import SPARE_CLIENTS, FrontEndGroup
 from lmi_vllm.features.front_ends.handle import FrontEnd, ProcessEndedError
@@ -56,7 +56,7 @@ async def test_process_that_ends_in_a_drain_is_not_replaced(
         _clients=SimpleNamespace(counters=SimpleNamespace(row=lambda _: row), is_exhausted=False),
         _first=SimpleNamespace(state=lambda: SimpleNamespace(state=state)),
         _start_missing=start_missing,
-        _join_late=None,  # nothing was started
+        _joining=SimpleNamespace(join_late=None),  # nothing was started
     )
     await FrontEndGroup._run(cast("Any", group), cast("Any", process))
     assert started == (["another"] if state is State.HEALTHY else [])
@@ -177,7 +177,7 @@ async def test_process_that_hangs_at_the_start_is_replaced(
     limit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It reports only from its first engine on, so its import and its joining have limits."""
-    monkeypatch.setattr(group_module, limit, 0.05)
+    monkeypatch.setattr(joining, limit, 0.05)
     group = new_group(monkeypatch, set())
     stuck = cast("Beside", group._processes[0])
     if limit == "IMPORT_SECONDS":
@@ -325,7 +325,7 @@ async def woken_without_one(
     monkeypatch: pytest.MonkeyPatch, told: list[object]
 ) -> tuple[FrontEndGroup, Beside]:
     """Return a group over a second engine, and the process of it that does not answer yet."""
-    monkeypatch.setattr(group_module, "LATER_JOIN_SECONDS", 0.05)
+    monkeypatch.setattr(joining, "LATER_JOIN_SECONDS", 0.05)
     group = new_group(monkeypatch, set())
     await join(group, asyncio.Event().wait)
     await group.detach()
