@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from integration.client import call
+from integration.client import call, wait_until
 from integration.conftest import StartServer
 from lmi_vllm.demo import DEMO_MODEL_DIR
 from lmi_vllm.engine.vllm.start_steps import ORDER
@@ -190,6 +190,26 @@ def test_argument_refused_by_installed_vllm_ends_the_start(server_process: Start
     line = failed_start(server_process, "--demo", is_forked=True, **environ)
     assert "NOT_A_BACKEND" in line
     assert "attention_backend from OPTION_ATTENTION_BACKEND" in line
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("pause", [0.0, 0.03, 0.1], ids=lambda pause: f"{pause} s later")
+@pytest.mark.parametrize("front_ends", ["1", "3"])
+def test_core_that_is_killed_when_its_cache_is_made_is_said(
+    server_process: StartServer, front_ends: str, pause: float
+) -> None:
+    """Where the server waits for no handshake any more, for no request yet; as an OOM kill is."""
+    server = server_process("--demo", "--port", "0", environ={"LMI_FRONTEND_PROCESSES": front_ends})
+    made = "init engine (profile"
+    assert wait_until(lambda: made in server.stderr_path.read_text(errors="replace"), 90)
+    time.sleep(pause)
+    for process in server.children():
+        if "EngineCore" in process.name() or "EngineCore" in " ".join(process.cmdline()):
+            process.kill()
+    assert server.wait_exit(25) == 1, server.describe()
+    last = server.stderr.splitlines()[-1]
+    assert last.startswith("lmi-vllm: error: the engine did not start: "), last
+    assert last.endswith("killed by SIGKILL"), last
 
 
 def test_any_address_is_ipv4_and_ipv6(server_process: StartServer) -> None:

@@ -7,8 +7,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from lmi_vllm.adapters.registry import AdapterRegistry
-from lmi_vllm.engine.base import Engine
-from lmi_vllm.errors import EngineStartError
+from lmi_vllm.engine.base import Engine, start_error
+from lmi_vllm.errors import EngineStartError, LmiError
 from lmi_vllm.inference.context import Runtime
 from lmi_vllm.inference.start_progress import Phase
 from lmi_vllm.messages import EngineArguments, ModelArtifacts
@@ -18,7 +18,7 @@ from lmi_vllm.server.context import ModelContext, ServerContext
 from lmi_vllm.server.model_files import ModelFetch, ReadyFiles
 from lmi_vllm.server.plan import StartPlan
 from lmi_vllm.server.start_parts import AroundStart, PlannedStart
-from lmi_vllm.server.warm_up import warm_up
+from lmi_vllm.server.warm_up import how_it_died, warm_up
 
 logger = logging.getLogger(__name__)
 
@@ -100,8 +100,12 @@ class ModelStart:
             engine = await self._start_engine(ready)
             try:
                 return await self._complete(engine, ready, adapters)
-            except BaseException:
+            except BaseException as error:
+                says_why = isinstance(error, EngineStartError) or not isinstance(error, LmiError)
+                reason = "" if says_why else await how_it_died(engine)
                 await engine.close()
+                if reason:  # an adapter that it did not load is not to blame
+                    raise start_error(f"the engine did not start: {reason}") from error
                 raise
         except BaseException:
             await processes.detach()

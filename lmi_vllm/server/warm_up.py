@@ -32,15 +32,19 @@ async def warm_up(engine: Engine, *, has_top_logprobs: bool = False) -> None:
         else:
             is_proven = await (_transcribes if engine.task == TRANSCRIBE else _pools)(engine)
     except LmiError as error:
-        reason = await _how_it_died(engine, error) or error.text
-        raise start_error(f"the engine started but cannot answer: {reason}") from error
+        reason = await how_it_died(engine) if isinstance(error, EngineDeadError) else ""
+        raise start_error(
+            f"the engine started but cannot answer: {reason or error.text}"
+        ) from error
     if not is_proven:
         raise EngineFailureError("the engine started but generated no token")
 
 
-async def _how_it_died(engine: Engine, error: LmiError) -> str:
-    """Return how the engine has died, if that is the error; empty if it is not known in time."""
-    if isinstance(error, EngineDeadError):
+async def how_it_died(engine: Engine) -> str:
+    """Return how a dead engine has died; empty if it lives, or that is not known in time."""
+    try:
+        await engine.check_health()
+    except EngineDeadError:
         with contextlib.suppress(TimeoutError):
             return await asyncio.wait_for(engine.wait_until_dead(), DEATH_SECONDS)
     return ""

@@ -8,12 +8,11 @@ theirs beside the tests of the workaround.
 import io
 import multiprocessing
 import os
-import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -28,6 +27,7 @@ from lmi_vllm.engine.base import Engine
 from lmi_vllm.engine.vllm import workarounds
 from lmi_vllm.engine.vllm.cpu.shared_memory import removed_once_joined
 from lmi_vllm.engine.vllm.workarounds import unsent_media
+from lmi_vllm.engine.vllm.workarounds.lost_cores import CoreWatch
 from lmi_vllm.engine.vllm.workarounds.media_places import name_missing_places
 from lmi_vllm.messages import MediaPolicy
 from tests.contract.conftest import LoopThread, start_demo_engine
@@ -405,36 +405,77 @@ class LateEnd:
 
     process: Any
     sentinel: int
-
-    @property
-    def manager(self) -> Any:
-        """What vLLM keeps its processes in."""
-        return SimpleNamespace(processes=[self])
+    name: str = "EngineCore"
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.process, name)
 
 
-def test_an_engine_core_that_runs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ended ones are looked for also when all were just started: that took each start 1 s more."""
-    from vllm.v1.engine.utils import CoreEngineProcManager
+def waiting_client(folder: Path) -> Any:
+    """Return vLLM's client of a core that was started elsewhere; it waits for the core's answer."""
+    from vllm.v1.engine.core_client import MPClient
 
-    process = sleeping_process()
+    parallel = SimpleNamespace(
+        enable_elastic_ep=False, data_parallel_size=1, data_parallel_index=0,
+        data_parallel_size_local=1, data_parallel_rank_local=None, local_engines_only=True,
+    )  # fmt: skip
+    addresses = {"input_address": f"ipc://{folder}/in", "output_address": f"ipc://{folder}/out"}
+    config = SimpleNamespace(parallel_config=parallel, model_config=None)
+    return MPClient(False, config, Any, False, addresses)
+
+
+def see_with(*processes: Any, make: Callable[[], object]) -> None:
+    """Make a client of these cores."""
+    with CoreWatch() as watch:
+        watch.note("engine_manager", SimpleNamespace(processes=[*processes]))
+        make()
+
+
+def fail(text: str) -> None:
+    """Fail as a start does."""
+    raise RuntimeError(text)
+
+
+def test_plain_vllm_waits_for_a_core_that_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that was killed after the handshake, or before it; ours ends the start and says how."""
+    monkeypatch.setattr("vllm.v1.engine.core_client.VLLM_ENGINE_READY_TIMEOUT_S", 1)
+    core = sleeping_process()
+    core.name = "EngineCore"
+    core.kill()
+    with pytest.raises(TimeoutError):
+        waiting_client(tmp_path)
+
+    monkeypatch.setattr("vllm.v1.engine.core_client.VLLM_ENGINE_READY_TIMEOUT_S", 60)
+    told = pytest.raises(RuntimeError, match="'EngineCore': -9")
+    with workarounds.apply(workarounds.Scope.CLIENT), told:
+        see_with(core, make=lambda: waiting_client(tmp_path))
+    core.join()
+
+
+@pytest.mark.parametrize("error", ["Failed core proc(s): {}", "another"])
+def test_how_the_first_core_ended_is_said(error: str) -> None:
+    """Its pipe ends 0.2 s before it does; another fault of a start stays what it is."""
+    process, other = sleeping_process(), sleeping_process()
+    reader, writer = multiprocessing.Pipe(duplex=False)
     unstarted = multiprocessing.get_context("fork").Process()
-    pauses: list[float] = []
-    clock = SimpleNamespace(monotonic=time.monotonic, sleep=pauses.append)
-    monkeypatch.setattr("lmi_vllm.engine.vllm.workarounds.lost_processes.time", clock)
-    with workarounds.apply(workarounds.Scope.ENGINE):
-        manager = SimpleNamespace(processes=[process, unstarted])
-        assert CoreEngineProcManager.finished_procs(manager) == {}
-    process.kill()
-    process.join()
-    assert pauses == []
+    cores = (LateEnd(process, reader.fileno()), other, unstarted)
+    if error == "another":
+        with pytest.raises(RuntimeError, match="another"):
+            see_with(*cores, make=lambda: fail(error))
+        see_with(*cores, make=bool)
+    writer.close()
+    other.terminate()  # as vLLM ends those that are left
+    threading.Timer(0.2, process.kill).start()
+    with pytest.raises(RuntimeError, match=r"^Failed core proc\(s\): \{'EngineCore': -9\}$"):
+        see_with(*cores, make=lambda: fail("Failed core proc(s): {}"))
+    for one in (process, other):
+        one.join()
 
 
 def test_plain_vllm_does_not_say_how_a_process_ended() -> None:
-    """A worker or an engine core that is killed before it is ready; ours names the signal."""
-    from vllm.v1.engine.utils import CoreEngineProcManager
+    """A worker that is killed before it is ready; ours names the signal."""
     from vllm.v1.executor.multiproc_executor import WorkerProc
 
     def said() -> str:
@@ -448,22 +489,9 @@ def test_plain_vllm_does_not_say_how_a_process_ended() -> None:
         process.join()
         return str(raised.value)
 
-    def found() -> dict[str, int]:
-        """Of a process whose pipe ends 0.2 s before it does."""
-        reader, writer = multiprocessing.Pipe(duplex=False)
-        writer.close()
-        process = sleeping_process()
-        threading.Timer(0.2, process.kill).start()
-        ending = LateEnd(process, reader.fileno())
-        ended: dict[str, int] = CoreEngineProcManager.finished_procs(ending.manager)
-        process.join()
-        return ended
-
     assert "SIGKILL" not in said()
-    assert found() == {}
     with workarounds.apply(workarounds.Scope.ENGINE):
         assert "killed by SIGKILL" in said()
-        assert [*found().values()] == [-signal.SIGKILL]
 
 
 def test_plain_vllm_leaves_the_segments_of_its_ranks() -> None:

@@ -46,6 +46,7 @@ from lmi_vllm.engine.vllm.names import (
 from lmi_vllm.engine.vllm.outputs import EngineOutputs, may_be_used
 from lmi_vllm.engine.vllm.workarounds import CPU_WORKER, Scope, apply, is_needed
 from lmi_vllm.engine.vllm.workarounds.bad_words import forbid_with_a_blank
+from lmi_vllm.engine.vllm.workarounds.lost_cores import CoreWatch
 from lmi_vllm.engine.vllm.workarounds.not_finite import REASON, is_marked_not_finite
 from lmi_vllm.engine.vllm.workarounds.parsers import check_reasoning
 from lmi_vllm.engine.vllm.workarounds.profiler_thread import OneThread
@@ -320,8 +321,9 @@ class LeadingAsyncLLM(GuardedAsyncLLM):
         self, setup: EngineSetup, clients: tuple[EngineClient, ...], folder: PrivateFolder
     ) -> None:
         with contextlib.ExitStack() as undone:
-            launch = _launched(setup, clients, undone) if clients else None
-            super().__init__(setup, {} if launch is None else _first_client(clients, launch))
+            with CoreWatch() as watch:
+                launch = _launched(setup, clients, undone, watch) if clients else None
+                super().__init__(setup, {} if launch is None else _first_client(clients, launch))
             undone.callback(self.shutdown)
             if launch is not None:  # vLLM's client watches and ends what it has started itself
                 self.engine_core.resources.engine_manager = launch.engine_manager
@@ -392,7 +394,10 @@ def _first_client(clients: tuple[EngineClient, ...], launch: Any) -> dict[str, A
 
 
 def _launched(
-    setup: EngineSetup, clients: tuple[EngineClient, ...], undone: contextlib.ExitStack
+    setup: EngineSetup,
+    clients: tuple[EngineClient, ...],
+    undone: contextlib.ExitStack,
+    watch: CoreWatch,
 ) -> Any:
     """Start an engine for these clients, as vLLM does for its own --api-server-count."""
     addresses = EngineZmqAddresses(
@@ -402,6 +407,7 @@ def _launched(
     executor = Executor.get_class(setup.config)
     log_stats = not setup.arguments.namespace.disable_log_stats
     with launch_core_engines(setup.config, executor, log_stats, addresses) as launch:
+        watch.note("engine_manager", launch.engine_manager)
         for part in (launch.engine_manager, launch.coordinator):
             if part is not None:
                 undone.callback(part.shutdown)

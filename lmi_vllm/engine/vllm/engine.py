@@ -5,6 +5,7 @@ import contextlib
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
+    Callable,
     Collection,
     Coroutine,
     Mapping,
@@ -12,7 +13,7 @@ from collections.abc import (
 )
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from lmi_vllm.engine.base import (
     ActiveAdapters,
@@ -53,6 +54,8 @@ from lmi_vllm.messages import (
     PromptToken,
 )
 
+T = TypeVar("T")
+
 DEATH_POLL_SECONDS: Final = 0.2
 SHUTDOWN_SECONDS: Final = 5.0
 LIST_OF_MODELS: Final = "models"
@@ -64,12 +67,24 @@ async def engine_of(llm: LeadingAsyncLLM, clients: tuple[EngineClient, ...] = ()
     """Return the engine that was started, with everything that request handling needs of it.
 
     Raises:
-        EngineStartError: it did not come up.
+        EngineStartError: it did not come up, or has died since.
     """
-    async with ended_unless_ready(llm):
+    errors = llm.folder.path / ERRORS
+    processes = EngineProcesses(engine_processes(llm), llm.setup.oom_kills, errors)
+
+    async def prepare() -> tuple[Bridge, str]:
         await llm.keep_base_rows_apart()
-        bridge, task = await prepared(llm)
-        return VllmEngine(llm, bridge, task, clients)
+        return await prepared(llm)
+
+    async with ended_unless_ready(llm):
+        try:
+            bridge, task = await while_alive(llm, prepare())
+        except Exception as error:
+            if not llm.errored:
+                raise
+            reason = await processes.reason()
+            raise start_error(f"the engine did not start: {reason}") from error
+        return VllmEngine(llm, bridge, task, clients, processes)
 
 
 @contextlib.asynccontextmanager
@@ -83,6 +98,28 @@ async def ended_unless_ready(llm: GuardedAsyncLLM) -> AsyncIterator[None]:
         if isinstance(error, Exception) and not isinstance(error, LmiError):
             raise start_error(f"the engine did not start: {error}") from error
         raise
+
+
+async def while_alive(
+    llm: GuardedAsyncLLM,
+    call: Coroutine[Any, Any, T],
+    is_closing: Callable[[], bool] = lambda: False,
+) -> T:
+    """Return what a call of the engine gives; vLLM does not answer one after the engine's end.
+
+    Raises:
+        EngineDeadError: the engine has died, or is being closed.
+    """
+    task = asyncio.create_task(call)
+    try:
+        while not task.done():
+            if llm.errored or is_closing():
+                raise EngineDeadError
+            await asyncio.wait([task], timeout=DEATH_POLL_SECONDS)
+    except BaseException:
+        task.cancel()
+        raise
+    return await task
 
 
 async def prepared(llm: GuardedAsyncLLM) -> tuple[Bridge, str]:
@@ -187,17 +224,8 @@ class VllmClient:
             await self._while_alive(self._llm.calls.wake_up(level))
 
     async def _while_alive(self, call: Coroutine[Any, Any, None]) -> None:
-        """Make a call of the engine; vLLM does not answer calls after the engine's end."""
-        task = asyncio.create_task(call)
-        try:
-            while not task.done():
-                if self._llm.errored or self._is_closing:
-                    raise EngineDeadError
-                await asyncio.wait([task], timeout=DEATH_POLL_SECONDS)
-        except BaseException:
-            task.cancel()
-            raise
-        await task
+        """Make a call of the engine; see `while_alive`."""
+        await while_alive(self._llm, call, lambda: self._is_closing)
 
     async def check_health(self) -> None:
         """Raise EngineDeadError unless the engine is alive."""
@@ -252,12 +280,16 @@ class VllmEngine(VllmClient):
     """The real engine, in processes that were started here."""
 
     def __init__(
-        self, llm: LeadingAsyncLLM, bridge: Bridge, task: str, clients: tuple[EngineClient, ...]
+        self,
+        llm: LeadingAsyncLLM,
+        bridge: Bridge,
+        task: str,
+        clients: tuple[EngineClient, ...],
+        processes: EngineProcesses,
     ) -> None:
         super().__init__(llm, bridge, task, clients[0].others if clients else None)
         self.adapters: EngineAdapters = llm.adapters
-        errors = llm.folder.path / ERRORS
-        self._processes = EngineProcesses(engine_processes(llm), llm.setup.oom_kills, errors)
+        self._processes = processes
         self._processes.watch(self._llm.engine_died)
         llm.folder.note_outside(self._processes.shared_memory())
 

@@ -63,6 +63,7 @@ class FrontEnd:
     is_routed: bool = False  # it is sent every change of the adapters
     ending: str = ""
     pid: int = 0
+    _is_killed: bool = False  # because it hangs
     _channel: Channel | None = None
     _process: FrontEndChild | None = None
     _engine_requests: set[str] = field(default_factory=set)
@@ -196,9 +197,10 @@ class FrontEnd:
             await self._ended.wait()
 
     def end_hanging(self) -> None:
-        """End it by SIGKILL and say why; the group starts another."""
-        logger.error("front-end process %d hangs: it is ended", self.pid)
-        self.has_served = False  # once: its end may take a while
+        """End it by SIGKILL and say why; the group starts another. May be called twice."""
+        if not self._is_killed:  # its end may take a while, and several calls may wait for it
+            logger.error("front-end process %d hangs: it is ended", self.pid)
+        self._is_killed, self.has_served = True, False
         self.is_serving.clear()
         self.kill()
 

@@ -1,6 +1,7 @@
 """Ends front-end processes that hang: the kernel still gives them connections."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Sequence
 from typing import Final
 
@@ -17,6 +18,8 @@ LIVENESS_SECONDS: Final = 15.0
 JOIN_SECONDS: Final = 30.0
 LATER_JOIN_SECONDS: Final = 5.0
 WATCH_SECONDS: Final = 1.0
+# Who looks later than that was stopped itself, with all processes: a container that was paused.
+PAUSE_SECONDS: Final = 5.0
 
 
 async def ended_after(seconds: float, process: FrontEnd, work: Awaitable[None]) -> None:
@@ -35,8 +38,14 @@ async def ended_after(seconds: float, process: FrontEnd, work: Awaitable[None]) 
 
 async def end_hanging(processes: Sequence[FrontEnd], counters: SharedCounters) -> None:
     """Kill processes that fail their liveness check: the kernel still gives them connections."""
+    looked, judged_from = time.monotonic(), 0.0
     while True:
         await asyncio.sleep(WATCH_SECONDS)
+        last, looked = looked, time.monotonic()
+        if looked - last > PAUSE_SECONDS:
+            judged_from = looked + JOIN_SECONDS  # each may report first
+        if looked < judged_from:
+            continue
         for process in processes:
             joins = process.is_asked and not process.is_serving.is_set()
             limit = JOIN_SECONDS if joins else LIVENESS_SECONDS

@@ -88,9 +88,9 @@ class Joining:
         return sum(one.is_serving.is_set() for one in self._processes)
 
     async def _log_late(self, late: Collection["asyncio.Task[None]"]) -> None:
-        joined = self._message
+        joined, serving = self._message, self._serving
         await asyncio.wait(late)
-        if self._message is joined:
+        if self._message is joined and self._serving != serving:
             self.log_count()
 
     async def _join_or_end(self, process: FrontEnd) -> None:

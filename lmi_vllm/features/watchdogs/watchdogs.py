@@ -47,7 +47,7 @@ class StallWatchdog:
         self._fatal_seconds = fatal_seconds
         self._clock = clock
         self._progress = engine.progress
-        self._since = clock.now()
+        self._since = self._looked = clock.now()
         self._probe: asyncio.Task[None] | None = None
 
     async def run(self) -> str:
@@ -62,7 +62,7 @@ class StallWatchdog:
 
     def _update_health(self) -> bool:
         """Set the state by the engine's progress; return whether it hangs and is to be replaced."""
-        now = self._clock.now()
+        now = self._look()
         is_stalled = self._lifecycle.state is State.UNHEALTHY
         if self._engine.progress != self._progress:
             self._progress, self._since = self._engine.progress, now
@@ -85,6 +85,14 @@ class StallWatchdog:
             )
             self._lifecycle.set_state(State.UNHEALTHY)
         return False
+
+    def _look(self) -> float:
+        """Return the time; none passes for an engine while the server is stopped with it."""
+        now, last = self._clock.now(), self._looked
+        self._looked = now
+        if now - last > self._seconds / 2:  # twice as long as between two looks
+            self._since += now - last
+        return now
 
 
 class IdleProbe:

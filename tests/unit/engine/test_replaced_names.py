@@ -60,7 +60,7 @@ REPLACED: Final = {
     "SpeechToTextBaseServing._decode_and_chunk_speech": ("what uploads may hold", ALL),
     "model_hosting_container_standards.sagemaker:bootstrap": ("runs a script of the model", ALL),
     "vllm.v1.executor.multiproc_executor:WorkerProc.wait_for_ready": ("signals of workers", ALL),
-    "vllm.v1.engine.utils:CoreEngineProcManager.finished_procs": ("signals of cores", ALL),
+    "vllm.v1.engine.core_client:BackgroundResources": ("cores that end in a start", ALL),
     "vllm.utils.system_utils:multiprocessing": ("processes of a fork server", ALL),
     "vllm.distributed.device_communicators.cpu_communicator:_CPUSHMDistributed._init_cpu_shm": (
         "shared memory that stays",

@@ -30,7 +30,8 @@ from lmi_vllm.engine.vllm.cpu import (
 from lmi_vllm.engine.vllm.workarounds import (
     audio_files,
     engine_context,
-    lost_processes,
+    lost_cores,
+    lost_workers,
     model_length,
     model_scripts,
     published_tokenizers,
@@ -159,14 +160,10 @@ WORKAROUNDS: Final = (
     Workaround("vllm.config.model:_get_and_verify_max_len", model_length.served, Scope.LENGTH),
     Workaround(
         "vllm.v1.executor.multiproc_executor:WorkerProc.wait_for_ready",
-        lost_processes.named,
+        lost_workers.named,
         Scope.ENGINE,
     ),
-    Workaround(
-        "vllm.v1.engine.utils:CoreEngineProcManager.finished_procs",
-        lost_processes.waited_for,
-        Scope.ENGINE,
-    ),
+    Workaround("vllm.v1.engine.core_client:BackgroundResources", lost_cores.noted, Scope.CLIENT),
     Workaround(
         "vllm.utils.system_utils:multiprocessing", engine_context.OneContext, Scope.FORK_SERVER
     ),

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
@@ -309,7 +309,7 @@ async def test_process_that_hangs_is_ended_once(
         serving.set()
     process = SimpleNamespace(
         row=1, pid=7, has_served=has_served, is_serving=serving, is_asked=is_asked,
-        kill=lambda: kills.append(7),
+        kill=lambda: kills.append(7), _is_killed=False,
     )  # fmt: skip
     process.end_hanging = partial(FrontEnd.end_hanging, cast("Any", process))
     counters = SimpleNamespace(row=lambda _: SimpleNamespace(silent_seconds=silent_seconds))
@@ -319,6 +319,35 @@ async def test_process_that_hangs_is_ended_once(
     task.cancel()
     assert kills == ([7] if is_ended else [])
     assert caplog.text.count("hangs") == int(is_ended)
+
+
+async def test_processes_that_were_stopped_with_the_server_do_not_hang(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`docker pause`: each may report before it is judged; one that still does not is ended."""
+    monkeypatch.setattr(hanging, "WATCH_SECONDS", 0.001)
+    times: Iterator[float] = iter([0.0, 1.0, 19.0, *range(23, 52, 4)])
+    now = [0.0]
+
+    def monotonic() -> float:
+        now[0] = next(times)  # at its end the watch ends
+        return now[0]
+
+    monkeypatch.setattr(hanging, "time", SimpleNamespace(monotonic=monotonic))
+    serving, ended = asyncio.Event(), []
+    serving.set()
+    process = SimpleNamespace(
+        row=1, has_served=True, is_serving=serving, is_asked=True,
+        end_hanging=lambda: ended.append(now[0]),
+    )  # fmt: skip
+
+    def row(_: int) -> SimpleNamespace:
+        return SimpleNamespace(silent_seconds=now[0] - 0.6)
+
+    watching = hanging.end_hanging(cast("Any", [process]), cast("Any", SimpleNamespace(row=row)))
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        await watching
+    assert ended == [51]
 
 
 async def woken_without_one(

@@ -85,6 +85,34 @@ async def test_requests_without_steps_are_a_stall(lifecycle: Lifecycle) -> None:
     watch.cancel()
 
 
+class StoppingClock(Clock):
+    """Tells these times, one at each look; then it sleeps for good."""
+
+    def __init__(self, *times: float) -> None:
+        self._times = [*times]
+
+    def now(self) -> float:
+        """Return the next time."""
+        return self._times.pop(0)
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait until there is no other time."""
+        await (asyncio.sleep(0) if self._times else asyncio.Event().wait())
+
+
+@pytest.mark.parametrize(("last", "state"), [(480, State.HEALTHY), (490, State.UNHEALTHY)])
+async def test_pause_of_the_whole_server_is_no_stall(
+    lifecycle: Lifecycle, last: float, state: State
+) -> None:
+    """As of `docker pause`: the engine has had no time for a step; a stall after it is one."""
+    clock = StoppingClock(0, 0, 30, 430, 460, last)
+    watchdog = StallWatchdog(ScriptedEngine(running_requests=1), lifecycle, 90, clock, 300)
+    watch = asyncio.create_task(watchdog.run())
+    await asyncio.sleep(0.05)
+    watch.cancel()
+    assert lifecycle.state is state
+
+
 async def test_stalled_engine_without_requests_is_asked_for_a_token(lifecycle: Lifecycle) -> None:
     """No other request is admitted while it is unhealthy."""
     engine = StuckEngine()

@@ -1,19 +1,17 @@
-"""A process of the engine that is killed before it is ready is named, with its signal.
+"""A worker that is killed before it is ready is named, with its signal.
 
 vLLM's engine core reads the end of the worker's pipe, and raises an exception that points to a
-stack trace. A process that the kernel has killed has none. The server does the same about its
-engine cores: their pipes end a moment before they have exit codes.
+stack trace. A process that the kernel has killed has none.
 
 Upstream: not reported that we know of.
 Releases: 0.31 and later.
 Shows: "WorkerProc initialization failed due to an exception in a background process" of a worker
-that ran out of memory. Of an engine core "Failed core proc(s): {}".
+that ran out of memory.
 May go: when test_plain_vllm_does_not_say_how_a_process_ended fails.
 """
 
 import time
 from collections.abc import Callable, Sequence
-from multiprocessing.connection import wait as ready_of
 from typing import Any, Final
 
 from lmi_vllm.engine.deaths import how_ended
@@ -36,30 +34,6 @@ def named(wait_for_ready: Callable[[list[Any]], list[Any]]) -> Any:
             raise
 
     return staticmethod(wait)
-
-
-def waited_for(finished_procs: Callable[[Any], dict[str, int]]) -> Any:
-    """Return `finished_procs`, which waits for the exit code of a process that has ended.
-
-    vLLM also calls it when it has just started them all: then nothing has ended.
-    """
-
-    def finished(manager: Any) -> dict[str, int]:
-        deadline = time.monotonic() + _END_SECONDS
-        while (
-            not (found := finished_procs(manager))
-            and _one_has_ended(manager.processes)
-            and time.monotonic() < deadline
-        ):
-            time.sleep(_POLL_SECONDS)
-        return found
-
-    return finished
-
-
-def _one_has_ended(processes: Sequence[Any]) -> bool:
-    """Whether the pipe of a process that was started has ended."""
-    return bool(ready_of([one.sentinel for one in processes if one.pid is not None], 0))
 
 
 def _killed(processes: Sequence[Any]) -> Any:
