@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
+from typing import Any, Final
 
 from lmi_vllm.engine.base import EngineClient, start_error
 from lmi_vllm.engine.vllm.adapters import BASE_ADAPTER_ID, BASE_ADAPTER_NAME
@@ -12,12 +13,20 @@ from lmi_vllm.engine.vllm.async_llm import EngineSetup, GuardedAsyncLLM, client_
 from lmi_vllm.engine.vllm.bridge import Bridge
 from lmi_vllm.engine.vllm.client_parts import EngineParts
 from lmi_vllm.engine.vllm.configuration import VllmArguments, engine_config, runs_on_cpu
-from lmi_vllm.engine.vllm.engine import VllmClient, ended_unless_ready, prepared
+from lmi_vllm.engine.vllm.engine import (
+    VllmClient,
+    ended_unless_ready,
+    prepared,
+    while_alive,
+)
 from lmi_vllm.engine.vllm.engine_calls import LoadedAdapter
 from lmi_vllm.engine.vllm.forks import adopt_forked_engines
 from lmi_vllm.engine.vllm.processes import claim_children
+from lmi_vllm.engine.vllm.workarounds.lost_cores import end_waiting
 from lmi_vllm.errors import AdapterRefusedError
 from lmi_vllm.messages import AdapterRef, EngineArguments, ServingProfile
+
+LOOK_SECONDS: Final = 0.1
 
 Report = Callable[[str], None]  # of a request, by its id in the engine
 # Waits until the adapter of an engine id may be used: it may while the context is entered. Raises
@@ -106,14 +115,16 @@ async def join_vllm_engine(  # noqa: PLR0913, PLR0917 - one name for each thing 
     parts: EngineParts,
     hold_slot: HoldSlot,
     began: Report,
+    left: asyncio.Event,
 ) -> JoinedEngine:
     """Return a client of another process's engine; `hold_slot` is the same for all clients.
 
     `began` is called for each request before the engine has it, with its id there. Arguments that
-    were `checked` are not read again.
+    were `checked` are not read again. `left` says that the engine has died, or is to be left.
 
     Raises:
         EngineStartError: the engine could not be joined; the text is the root cause.
+        EngineDeadError: it was left before it was joined.
     """
     adapters = LoadedAdapters(hold_slot, client.base_adapter)
 
@@ -131,10 +142,28 @@ async def join_vllm_engine(  # noqa: PLR0913, PLR0917 - one name for each thing 
         return llm
 
     try:
-        llm = await asyncio.get_running_loop().run_in_executor(thread, join)
+        llm = await _unless_left(
+            asyncio.get_running_loop().run_in_executor(thread, join), client.input_address, left
+        )
     except Exception as error:
         text = f"the engine could not be joined: {type(error).__name__}: {error}"
         raise start_error(text) from error
     async with ended_unless_ready(llm):
-        bridge, task = await prepared(llm)
+        bridge, task = await while_alive(llm, prepared(llm), left.is_set)
         return JoinedEngine(llm, bridge, task, adapters)
+
+
+async def _unless_left(
+    joining: "asyncio.Future[GuardedAsyncLLM]", address: str, left: asyncio.Event
+) -> GuardedAsyncLLM:
+    """Return what joins; once the engine is left, it waits for no answer of that any more."""
+    leaving = asyncio.create_task(left.wait())
+    try:
+        ends: set[asyncio.Future[Any]] = {joining, leaving}
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        while not joining.done():  # it may not wait yet
+            await asyncio.to_thread(end_waiting, address)
+            await asyncio.wait({joining}, timeout=LOOK_SECONDS)
+    finally:
+        leaving.cancel()
+    return joining.result()

@@ -126,7 +126,7 @@ class VllmImported:
 
 @dataclass(frozen=True, slots=True)
 class ProcessReady:
-    """The process answers requests."""
+    """The process answers requests, or has given up an engine that it was to leave."""
 
 
 @dataclass(frozen=True, slots=True)

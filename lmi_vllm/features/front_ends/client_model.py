@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from lmi_vllm.engine.factory import freeze_heap, refreeze_heap
 from lmi_vllm.engine.vllm.factory import import_vllm
 from lmi_vllm.engine.vllm.forks import new_engine_thread
+from lmi_vllm.errors import LmiError
 from lmi_vllm.features.front_ends.channel import (
     AdapterList,
     Channel,
@@ -62,6 +63,7 @@ class ClientModel:
         self._channel = channel
         self._thread: ThreadPoolExecutor | None = new_engine_thread()
         self._engine_lock = asyncio.Lock()
+        self._left = asyncio.Event()  # the engine has died, or is to be left
         self._list_lock = asyncio.Lock()
         self._engine: JoinedEngine | None = None
         self._checked: VllmArguments | None = None
@@ -73,21 +75,30 @@ class ClientModel:
         load = partial(import_vllm, arguments)
         self._checked = await asyncio.get_running_loop().run_in_executor(self._thread, load)
 
-    async def join(self, message: JoinEngine, *, is_first: bool) -> None:
-        """Join the engine and run a warm-up request on it.
+    async def join(self, message: JoinEngine, *, is_first: bool) -> bool:
+        """Join the engine and run a warm-up request on it; False if it has to be left before.
 
         Raises:
             EngineStartError: the engine could not be joined.
         """
         async with self._engine_lock:
-            await self._join(message)
+            self._left.clear()
+            try:
+                await self._join(message)
+            except LmiError:
+                if self._left.is_set():
+                    return False
+                raise
             if is_first:
                 freeze_heap()
             else:
                 refreeze_heap()
+        return True
 
     async def leave(self) -> None:
         """Leave the engine, if it was joined; returns when its sockets are closed."""
+        if self._engine_lock.locked():  # it is being joined
+            self.engine_died()
         async with self._engine_lock:
             engine, self._engine = self._engine, None
             if engine is not None:
@@ -107,6 +118,7 @@ class ClientModel:
 
     def engine_died(self) -> None:
         """End the requests in the engine; only its parent process is notified of its death."""
+        self._left.set()
         if self._engine is not None:
             self._engine.engine_died()
 
@@ -155,6 +167,7 @@ class ClientModel:
             self._assembled.parts.engines.vllm,
             self._first.hold,
             self._tell_of_request,
+            self._left,
         )
         self._thread = None  # the engine owns the thread from here on
         if engine.task == GENERATE:

@@ -143,7 +143,7 @@ class FrontEndGroup(ProcessGroup):
         try:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if dying.done():
-                raise start_error(dying.result())
+                raise start_error(f"the engine did not start: {dying.result()}")
             if not serving.done():
                 raise start_error(f"a front-end process did not start: {self._ending}")
             serving.result()

@@ -177,7 +177,9 @@ class FrontEndProcess:
     async def _join(self, message: JoinEngine) -> None:
         """Join the engine; the port opens with the first list of adapters."""
         is_first = self._join_message is None
-        await self._model.join(message, is_first=is_first)
+        if not await self._model.join(message, is_first=is_first):
+            self._channel.send(ProcessReady())  # for the next engine
+            return
         self._queue.resize(message.limit)
         if is_first:
             self._spawn(self._report_engine())

@@ -55,7 +55,7 @@ class CoreWatch:
 
     def __init__(self, send: Callable[[str], None] | None = None) -> None:
         """Take what sends a message to the address of a client; ZeroMQ does by default."""
-        self._send = send or _send
+        self._send = send or end_waiting
         self._cores: Sequence[Any] = ()
         self._address = ""
         self._over = threading.Event()
@@ -121,7 +121,11 @@ def _exit_code(core: Any) -> int | None:
     return code  # type: ignore[no-any-return,unused-ignore]
 
 
-def _send(address: str) -> None:
+def end_waiting(address: str) -> None:
+    """End by an error the waiting of a client at this address; blocks for 1 s at most.
+
+    Nothing happens where the client does not listen there yet, or waits no more.
+    """
     import zmq  # noqa: PLC0415 (it comes with vLLM)
 
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
