@@ -443,6 +443,23 @@ def test_the_death_of_the_engine_reaches_both(server_process: StartServer) -> No
     assert server.stderr.splitlines()[-1] == f"lmi-vllm: error: {reason}"
 
 
+def test_pause_of_the_whole_server_ends_nothing(two: RunningServer) -> None:
+    """`docker pause` stops every process: none of them hangs, and streams go on."""
+    pids = front_ends(two.process)
+    opened = [stream(two.url, pid, LONG) for pid in pids]
+    stopped = [psutil.Process(two.process.process.pid), *two.process.children()]
+    for process in stopped:
+        process.suspend()
+    time.sleep(LIVENESS_SECONDS + 2)
+    for process in stopped:
+        process.resume()
+    for connection, response in opened:
+        assert b"generated_text" in response.read()
+        connection.close()
+    assert front_ends(two.process) == pids
+    assert "hangs" not in two.process.stderr
+
+
 def test_front_ends_end_with_the_first_process(server_process: StartServer) -> None:
     """Killed while the others still import vLLM: they go, too."""
     environ = {"LMI_FRONTEND_PROCESSES": "3"}
