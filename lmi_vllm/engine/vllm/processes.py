@@ -209,3 +209,9 @@ def register_plugin() -> None:
 def is_cache_chosen() -> bool:
     """Whether the server has chosen the size of this engine's KV cache."""
     return CHOSEN_VARIABLE in os.environ
+
+
+def own_error_file() -> Path | None:
+    """Return the file for errors of the engine that this process is of; None without a server."""
+    path = os.environ.get(ERROR_FILE_VARIABLE)
+    return Path(path) if path else None

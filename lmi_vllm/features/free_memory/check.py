@@ -8,7 +8,7 @@ from lmi_vllm.config.options.row import EVERYWHERE, FILE, option, ours
 from lmi_vllm.config.setting import Setting
 from lmi_vllm.config.settings import FeatureSettings, Settings
 from lmi_vllm.errors import EngineMemoryError
-from lmi_vllm.host_memory import free_host_memory
+from lmi_vllm.host_memory import free_host_memory, memory_place
 from lmi_vllm.translate.devices import ask_nvidia_smi
 
 MIB: Final = 1 << 20
@@ -56,7 +56,7 @@ def memory_errors(
     """
     errors = []
     if asked := _asked(settings, ""):
-        errors += _missing(settings, "", asked, "this machine", free_host_memory(root))
+        errors += _missing(settings, "", asked, memory_place(root), free_host_memory(root))
     if asked := _asked(settings, "gpu."):
         free = free_gpu_memory(nvidia_smi)
         if not free:
@@ -94,7 +94,7 @@ def _missing(
     if required + reserved <= bytes_free // MIB:
         return []
     return [
-        f"{asked.label}: not enough memory on {place} to load the model: {required} MiB "
+        f"{asked.label}: not enough memory to load the model: {required} MiB "
         f"({prefix}{_REQUIRED}) and {reserved} MiB to stay free ({prefix}{_RESERVED}), "
-        f"{bytes_free // MIB} MiB are available"
+        f"of {place} {bytes_free // MIB} MiB are available"
     ]
