@@ -46,7 +46,12 @@ from lmi_vllm.engine.vllm.processes import (
     watch_root_causes,
 )
 from lmi_vllm.engine.vllm.signals import block_ending_signals
-from lmi_vllm.engine.vllm.start_failures import smaller_cache, start_error_of, with_argument
+from lmi_vllm.engine.vllm.start_failures import (
+    check_length,
+    smaller_cache,
+    start_error_of,
+    with_argument,
+)
 from lmi_vllm.engine.vllm.start_method import (
     can_become_unfit,
     why_spawned,
@@ -133,7 +138,9 @@ def start_vllm(
             _forking_elsewhere() if method == FORK_SERVER else contextlib.nullcontext(),
         ):
             llm = LeadingAsyncLLM(setup, clients, folder)
+        fitted = config.model_config.max_model_len
         try:
+            check_length(fitted, own_length, arguments.served_length)
             import_front_end()  # not yet where no process, or several, were forked
         except BaseException:
             llm.clean_up()
@@ -141,7 +148,7 @@ def start_vllm(
             raise
     if fork_server and not CONFIGURED_METHOD and can_become_unfit(arguments, is_cpu=is_cpu):
         fork_server.begin(why_unfit)
-    if (fitted := config.model_config.max_model_len) < own_length:
+    if fitted < own_length:
         logger.warning(
             "max_model_len: the model's own length is %d, its KV cache fits %d; set max_model_len, "
             "or give the KV cache more memory",

@@ -100,6 +100,23 @@ def smaller_cache(arguments: EngineArguments, error_file: Path) -> str:
     return f"set {_SIZE} below {cache.size}, which the server has chosen"
 
 
+def check_length(length: int, own: int, served: int) -> None:
+    """Check an engine that takes the place of one before; `own` is the model's length.
+
+    One that was fitted to the memory may be an eighth shorter: what is free differs a little.
+
+    Raises:
+        EngineMemoryError: it would refuse prompts that were answered before.
+    """
+    least = served if served >= own else served * 7 // 8
+    if length < least:
+        raise EngineMemoryError(
+            f"the engine did not start: OOM: its KV cache fits {length} tokens, and the engine "
+            f"before it served {served} (max_model_len). Give it the memory back that it had, set "
+            f"max_model_len to what always fits, or to auto, which lets it become shorter"
+        )
+
+
 def _memory_advice(text: str, arguments: EngineArguments, cache: CacheSize | None) -> str:
     """Return which arguments to change for lack of memory, each with its value and origin.
 

@@ -9,7 +9,7 @@ from lmi_vllm.engine.deaths import OomKills
 from lmi_vllm.engine.vllm import start_failures
 from lmi_vllm.engine.vllm.cache_size import CacheSize
 from lmi_vllm.engine.vllm.processes import ERROR_FILE_VARIABLE
-from lmi_vllm.engine.vllm.start_failures import smaller_cache, start_error_of
+from lmi_vllm.engine.vllm.start_failures import check_length, smaller_cache, start_error_of
 from lmi_vllm.errors import EngineMemoryError
 from lmi_vllm.messages import EngineArguments, Origin, OriginKind
 
@@ -231,3 +231,26 @@ def test_what_helps_against_the_oom_killer(
     monkeypatch.setenv(ERROR_FILE_VARIABLE, str(errors))
     CacheSize(1234, 9).note()
     assert smaller_cache(arguments, errors) == helps
+
+
+@pytest.mark.parametrize(
+    ("length", "own", "served", "is_enough"),
+    [
+        (384, 2048, 0, True),  # the first engine
+        (2048, 2048, 2048, True),
+        (2047, 2048, 2048, False),
+        (384, 2048, 2048, False),
+        (700, 2048, 800, True),  # fitted before, too
+        (699, 2048, 800, False),
+        (512, 512, 2048, False),
+    ],
+)
+def test_engine_serves_what_the_one_before_it_served(
+    length: int, own: int, served: int, *, is_enough: bool
+) -> None:
+    """Else clients are told that prompts are too long which were answered before."""
+    if is_enough:
+        check_length(length, own, served)
+        return
+    with pytest.raises(EngineMemoryError, match=f"fits {length} .* served {served} "):
+        check_length(length, own, served)
