@@ -103,12 +103,12 @@ def smaller_cache(arguments: EngineArguments, error_file: Path) -> str:
 def check_length(length: int, own: int, served: int) -> None:
     """Check an engine that takes the place of one before; `own` is the model's length.
 
-    One that was fitted to the memory may be an eighth shorter: what is free differs a little.
+    One that was fitted to the memory may be a quarter shorter: what is free differs a little.
 
     Raises:
         EngineMemoryError: it would refuse prompts that were answered before.
     """
-    least = served if served >= own else served * 7 // 8
+    least = served if served >= own else served * 3 // 4
     if length < least:
         raise EngineMemoryError(
             f"the engine did not start: OOM: its KV cache fits {length} tokens, and the engine "

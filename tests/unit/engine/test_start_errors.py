@@ -240,8 +240,8 @@ def test_what_helps_against_the_oom_killer(
         (2048, 2048, 2048, True),
         (2047, 2048, 2048, False),
         (384, 2048, 2048, False),
-        (700, 2048, 800, True),  # fitted before, too
-        (699, 2048, 800, False),
+        (600, 2048, 800, True),  # fitted before, too
+        (599, 2048, 800, False),
         (512, 512, 2048, False),
     ],
 )
