@@ -34,6 +34,7 @@ from lmi_vllm.engine.vllm.cpu.file_memory import (
     share_of_container,
     step_bytes,
 )
+from lmi_vllm.engine.vllm.processes import workers_here
 from lmi_vllm.engine.vllm.workarounds.not_finite import requests_not_finite
 from lmi_vllm.host_memory import free_host_memory
 
@@ -77,8 +78,7 @@ class GuardedCpuWorker(CPUWorker):  # type: ignore[misc,unused-ignore]
         worker: Any = self
         given = self.vllm_config.cache_config.kv_cache_memory_bytes
         determine = super().determine_available_memory
-        parallel = worker.parallel_config
-        ranks = parallel.world_size // parallel.nnodes * max(1, parallel.data_parallel_size_local)
+        ranks = workers_here()
         step = step_bytes(self.vllm_config)
         size = kv_cache_bytes(determine, given, worker.requested_cpu_memory, ranks, step)
         CacheSize(size, (free_host_memory() or 0) // ranks).note()
