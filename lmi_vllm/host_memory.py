@@ -59,6 +59,14 @@ def container_memory(root: Path = Path("/")) -> GroupMemory | None:
     return next((group for group in mounted if group and group.limit < total), None)
 
 
+def memory_place(root: Path = Path("/")) -> str:
+    """Return in words what bounds the memory that this process may take: container or machine."""
+    container, free = container_memory(root), free_host_memory(root)
+    if container is None or free is None or container.free > free:
+        return "this machine"
+    return f"this container (its limit is {container.limit / (1 << 30):.2f} GiB)"
+
+
 def _groups(root: Path) -> Iterator[GroupMemory]:
     """Yield the groups of this process that have a limit."""
     for version in _VERSIONS:

@@ -100,12 +100,14 @@ class ModelArtifacts:
 class EngineArguments:
     """vLLM keyword arguments by field name, with their JSON types, and the origin of each.
 
-    `architectures` are those of the model's config.json, as far as that was read.
+    `architectures` are those of the model's config.json, as far as that was read. `served_length`
+    is what an engine before this one has served, in tokens: this one shall not serve less.
     """
 
     values: Mapping[str, object]
     origins: Mapping[str, Origin] = field(default_factory=dict)
     architectures: tuple[str, ...] = ()
+    served_length: int = 0
 
     def origin_of(self, name: str) -> Origin:
         """The place where argument `name` was written."""

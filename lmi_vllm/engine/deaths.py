@@ -1,12 +1,16 @@
 """How a process of the engine has ended, in words: its signal or exit code, or lack of memory."""
 
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
+
+from lmi_vllm.host_memory import container_memory
 
 ENGINE_DIED: Final = "the engine process died"
 # Files of control groups, versions 2 and 1, with a line `oom_kill COUNT` (Linux 4.13 and later).
 _COUNTERS: Final = ("memory.events", "memory/memory.oom_control")
+_GIB: Final = 1 << 30
 
 
 def how_ended(code: int | None) -> str:
@@ -31,17 +35,22 @@ def ended_so(what: str, code: int | None, oom_kills: "OomKills") -> str:
 class OomKills:
     """Counts the container's processes that the kernel kills for lack of memory, from now on."""
 
-    def __init__(self, root: Path = Path("/")) -> None:
+    def __init__(self, root: Path = Path("/"), helps: Callable[[], str] = lambda: "") -> None:
+        """Begin to count; `helps` returns what helps beside more memory, if something does."""
         self._root = root
+        self._helps = helps
         self._before = self._count()
 
     def words(self) -> str:
         """Return that there were some, with what to do; empty without one."""
         if (count := self._count() - self._before) <= 0:
             return ""
+        container, helps = container_memory(self._root), self._helps()
+        limit = "" if container is None else f" than its limit of {container.limit / _GIB:.2f} GiB"
+        otherwise = f", or {helps}" if helps else ""
         return (
             f"the kernel's OOM killer ended {count} of the container's processes: give it more "
-            "memory"
+            f"memory{limit}{otherwise}"
         )
 
     def _count(self) -> int:

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Final
 
 from lmi_vllm.adapters.registry import AdapterRegistry
 from lmi_vllm.engine.base import Engine, start_error
@@ -21,6 +22,8 @@ from lmi_vllm.server.start_parts import AroundStart, PlannedStart
 from lmi_vllm.server.warm_up import how_it_died, warm_up
 
 logger = logging.getLogger(__name__)
+
+AUTO: Final = -1  # max_model_len: as memory allows, each time
 
 
 class ModelStart:
@@ -42,6 +45,7 @@ class ModelStart:
         )
         self.translation = plan.translation  # the final one from `prepare` on
         self._code: ModelCode | None = None
+        self._served_length = 0
         self._around: tuple[AroundStart, ...] = ()
 
     async def prepare(self) -> ReadyFiles:
@@ -176,12 +180,17 @@ class ModelStart:
         if not is_there:  # vLLM would take it for a hub's id
             raise EngineStartError(f"the model's files are gone: {path} does not exist any more")
         clients = self._context.processes.new_clients()
+        arguments = replace(ready.arguments, served_length=self._served_length)
         try:
-            return await self._context.engine_factory.start(
-                ready.arguments, ready.translation.profile, clients
+            engine = await self._context.engine_factory.start(
+                arguments, ready.translation.profile, clients
             )
         except EngineStartError as error:
             raise type(error)(self._files.with_failures(error.text)) from error
+        model = self._settings.model
+        if not (model.details.max_model_len.is_set and model.max_model_len == AUTO):
+            self._served_length = max(self._served_length, engine.max_model_len)
+        return engine
 
     async def _check_code(self, ready: ReadyFiles) -> None:
         """Check the code of a fetched model before the engine starts."""

@@ -16,6 +16,7 @@ from lmi_vllm.config.setting import CommandLine
 from lmi_vllm.features.scripted.engine import ScriptedEngine, ScriptedFactory
 from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.inference.start_progress import Phase
+from lmi_vllm.messages import EngineArguments
 from lmi_vllm.server.server import Server
 from lmi_vllm.server.supervisor import RESTART_PAUSE_SECONDS
 from tests.support.assembled import ASSEMBLED, load_settings
@@ -97,13 +98,15 @@ class Engines(ScriptedFactory):
     started: list[ScriptedEngine] = field(default_factory=list)
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     is_abandoned: bool = False
+    served_lengths: list[int] = field(default_factory=list)  # that each start was asked to keep
 
     def __post_init__(self) -> None:
         self.gate.set()
         super().__init__(self._next)
 
-    async def start(self, *_: object, **__: object) -> ScriptedEngine:
+    async def start(self, arguments: EngineArguments, *_: object, **__: object) -> ScriptedEngine:
         """Return the next engine, once the gate is open."""
+        self.served_lengths.append(arguments.served_length)
         await self.gate.wait()
         return self._next()
 

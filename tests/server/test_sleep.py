@@ -11,11 +11,11 @@ import pytest
 from lmi_vllm.demo import DEMO_MODEL_DIR
 from lmi_vllm.engine.base import DirectChunks
 from lmi_vllm.errors import EngineStartError
-from lmi_vllm.features.scripted.engine import ScriptedEngine
+from lmi_vllm.features.scripted.engine import LENGTH, ScriptedEngine
 from lmi_vllm.inference.lifecycle import State
 from lmi_vllm.messages import AdapterRef, GenerationChunk, GenerationJob
 from lmi_vllm.server.supervisor import RESTART_PAUSE_SECONDS
-from tests.server.conftest import PROMPT, Answer, Engines, Serve, Serving, Slow, until
+from tests.server.conftest import PROMPT, Answer, Engines, Serve, Serving, Slow, restarted, until
 
 IDLE = {"LMI_SLEEP_AFTER_SECONDS": "20"}
 INPUTS = [{"name": "inputs", "datatype": "BYTES", "shape": [1], "data": ["a b"]}]
@@ -200,6 +200,24 @@ async def test_engine_that_does_not_wake_is_a_failure(serve: Serve, engines: Eng
     code, reason = await server.ended()
     assert (code, reason) == (1, "no memory is left")
     assert (await request).status == 503
+
+
+@pytest.mark.parametrize(
+    ("environ", "kept"),
+    [({}, LENGTH), ({"OPTION_MAX_MODEL_LEN": "64"}, LENGTH), ({"OPTION_MAX_MODEL_LEN": "auto"}, 0)],
+    ids=["unset", "a number", "auto"],
+)
+async def test_engine_after_the_first_keeps_the_length(
+    serve: Serve, engines: Engines, environ: dict[str, str], kept: int
+) -> None:
+    """Of a waking, and of a restart; `auto` asks for what memory allows each time."""
+    engines.script = [ScriptedEngine(), ScriptedEngine(max_model_len=LENGTH - 9)]
+    server = await (await serve(**IDLE, **environ, SERVING_RETRY_THRESHOLD="1")).ready()
+    await server.clock.advance(25)
+    assert await server.infer() == 200
+    engines.started[-1].die()
+    await restarted(server, 3)
+    assert engines.served_lengths == [0, kept, kept]
 
 
 async def test_engine_that_does_not_wake_is_started_again(serve: Serve, engines: Engines) -> None:

@@ -56,6 +56,8 @@ _DEFAULTS: Final = (  # of requests, in generation_config.json (vLLM 0.32: confi
 )  # fmt: skip
 _LAX: Final = ConfigDict(arbitrary_types_allowed=True)  # torch.dtype is one
 
+_RANK_SIZES: Final = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+
 
 @dataclass(frozen=True, slots=True)
 class VllmArguments:
@@ -154,22 +156,19 @@ def adjusted_for_cpu(arguments: EngineArguments) -> EngineArguments:
     added = _cpu_adjustments(arguments)
     os.environ.pop(CHOSEN_VARIABLE, None)
     if "kv_cache_memory_bytes" in added:  # the worker may take less
-        os.environ[CHOSEN_VARIABLE] = "true"
+        os.environ[CHOSEN_VARIABLE] = str(_ranks_here(arguments))
     return replace(arguments, values={**arguments.values, **added})
 
 
 def _cpu_adjustments(arguments: EngineArguments) -> dict[str, object]:
     values = arguments.values
     added: dict[str, object] = {}
-    parallel = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "nnodes")
-    *sizes, nodes = (arguments.number(name, 1) for name in parallel)
-    if max(*sizes, nodes) == 1:
+    if all(arguments.number(name, 1) == 1 for name in (*_RANK_SIZES, "nnodes")):
         # One child instead of two: the worker lives in the engine core.
         added |= _unless_set(values, "distributed_executor_backend", "uni")
     if "gpu_memory_utilization" not in values:
         free = free_host_memory() or psutil.virtual_memory().available
-        ranks = max(1, math.prod(sizes) // max(1, nodes))  # of this node
-        size = min(CPU_KV_CACHE_BYTES, free // CPU_KV_CACHE_FRACTION // ranks)
+        size = min(CPU_KV_CACHE_BYTES, free // CPU_KV_CACHE_FRACTION // _ranks_here(arguments))
         added |= _unless_set(values, "kv_cache_memory_bytes", size)
     if values.get("worker_cls") in (None, "auto"):
         added["worker_cls"] = CPU_WORKER
@@ -181,6 +180,12 @@ def _cpu_adjustments(arguments: EngineArguments) -> dict[str, object]:
     for name, value in added.items():
         logger.info("engine argument %s=%s (set by lmi_vllm on CPU)", name, value)
     return added
+
+
+def _ranks_here(arguments: EngineArguments) -> int:
+    """Return the number of workers on this node, of all data parallel engines."""
+    ranks = math.prod(arguments.number(name, 1) for name in _RANK_SIZES)
+    return max(1, ranks // max(1, arguments.number("nnodes", 1)))
 
 
 def _unless_set(values: Mapping[str, object], name: str, value: object) -> dict[str, object]:

@@ -31,7 +31,8 @@ CONFIGURED_METHOD: Final = os.environ.get(START_METHOD, "").strip().lower() or N
 # The server sets it for the processes that it starts; without it another program uses vLLM.
 SERVER_PID_VARIABLE: Final = "LMI_VLLM_SERVER_PID"
 ERROR_FILE_VARIABLE: Final = "LMI_VLLM_ENGINE_ERROR_FILE"
-# Set where the size of the KV cache is the server's choice and not the operator's.
+# Set where the size of the KV cache is the server's choice and not the operator's: to the number of
+# workers that share this memory, which a data parallel engine of several does not know.
 CHOSEN_VARIABLE: Final = "LMI_VLLM_CACHE_IS_CHOSEN"
 # The format of log lines; set if vLLM's lines have our format, too.
 LOG_FORMAT_VARIABLE: Final = "LMI_VLLM_LOG_FORMAT"
@@ -209,3 +210,14 @@ def register_plugin() -> None:
 def is_cache_chosen() -> bool:
     """Whether the server has chosen the size of this engine's KV cache."""
     return CHOSEN_VARIABLE in os.environ
+
+
+def workers_here() -> int:
+    """Return the number of workers with a cache in this memory; 1 unless its size is chosen."""
+    return int(os.environ.get(CHOSEN_VARIABLE) or 1)
+
+
+def own_error_file() -> Path | None:
+    """Return the file for errors of the engine that this process is of; None without a server."""
+    path = os.environ.get(ERROR_FILE_VARIABLE)
+    return Path(path) if path else None

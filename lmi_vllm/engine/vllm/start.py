@@ -15,6 +15,7 @@ from lmi_vllm.engine.deaths import OomKills
 from lmi_vllm.engine.open_files import check_open_files
 from lmi_vllm.engine.vllm.async_llm import EngineSetup, LeadingAsyncLLM
 from lmi_vllm.engine.vllm.beside import after_the_fork, import_front_end
+from lmi_vllm.engine.vllm.cache_size import CacheSize
 from lmi_vllm.engine.vllm.client_parts import EngineParts
 from lmi_vllm.engine.vllm.configuration import (
     VllmArguments,
@@ -45,7 +46,12 @@ from lmi_vllm.engine.vllm.processes import (
     watch_root_causes,
 )
 from lmi_vllm.engine.vllm.signals import block_ending_signals
-from lmi_vllm.engine.vllm.start_failures import start_error_of, with_argument
+from lmi_vllm.engine.vllm.start_failures import (
+    check_length,
+    smaller_cache,
+    start_error_of,
+    with_argument,
+)
 from lmi_vllm.engine.vllm.start_method import (
     can_become_unfit,
     why_spawned,
@@ -112,7 +118,7 @@ def start_vllm(
         EngineStartError: the engine did not come up; the text is the root cause.
     """
     check_open_files()
-    thread, fork_server = parents
+    (thread, fork_server), asked = parents, arguments
     with _engine_folder() as folder, starting(arguments, folder.path / ERRORS) as is_cpu:
         if is_cpu:
             arguments = adjusted_for_cpu(arguments)
@@ -123,7 +129,8 @@ def start_vllm(
         tried(str(model.tokenizer), partial(cached_tokenizer_from_config, model))
         method = _choose_start_method(arguments, fork_server, is_cpu=is_cpu)
         own_length = config.model_config.max_model_len
-        setup = EngineSetup(read, config, profile, thread, is_cpu, parts)
+        helps = partial(smaller_cache, asked, folder.path / ERRORS)
+        setup = EngineSetup(read, config, profile, thread, is_cpu, parts, OomKills(helps=helps))
         with (
             _sockets_in(folder),
             noting_shared_memory(folder),
@@ -131,7 +138,9 @@ def start_vllm(
             _forking_elsewhere() if method == FORK_SERVER else contextlib.nullcontext(),
         ):
             llm = LeadingAsyncLLM(setup, clients, folder)
+        fitted = config.model_config.max_model_len
         try:
+            check_length(fitted, own_length, arguments.served_length)
             import_front_end()  # not yet where no process, or several, were forked
         except BaseException:
             llm.clean_up()
@@ -139,7 +148,7 @@ def start_vllm(
             raise
     if fork_server and not CONFIGURED_METHOD and can_become_unfit(arguments, is_cpu=is_cpu):
         fork_server.begin(why_unfit)
-    if (fitted := config.model_config.max_model_len) < own_length:
+    if fitted < own_length:
         logger.warning(
             "max_model_len: the model's own length is %d, its KV cache fits %d; set max_model_len, "
             "or give the KV cache more memory",
@@ -158,12 +167,13 @@ def starting(arguments: EngineArguments, error_file: Path | None = None) -> Iter
     Raises:
         EngineStartError: whatever went wrong meanwhile; the text is the root cause.
     """
-    is_cpu, oom_kills = runs_on_cpu(), OomKills()
+    is_cpu = runs_on_cpu()
     compiled_code = worked_around(Scope.COMPILED_CODE, is_cpu=is_cpu)
     with contextlib.ExitStack() as prepared:
         if error_file is None:
             folder = prepared.enter_context(new_private_folder("lmi-vllm-start-"))
             error_file = folder.path / ERRORS
+        oom_kills = OomKills(helps=partial(smaller_cache, arguments, error_file))
         prepared.enter_context(_engine_environment(error_file, is_cpu=is_cpu))
         prepared.enter_context(compiled_code)
         prepared.enter_context(apply(Scope.ENGINE))
@@ -172,9 +182,8 @@ def starting(arguments: EngineArguments, error_file: Path | None = None) -> Iter
         except (ConfigurationError, EngineStartError):
             raise
         except Exception as error:
-            raise start_error_of(
-                error, read_root_cause(error_file), arguments, oom_kills, os.environ
-            ) from error
+            cause, cache = read_root_cause(error_file), CacheSize.read(error_file)
+            raise start_error_of(error, cause, arguments, oom_kills, os.environ, cache) from error
 
 
 def _front_end_beside(config: Any) -> contextlib.AbstractContextManager[None]:

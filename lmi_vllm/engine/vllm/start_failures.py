@@ -9,8 +9,10 @@ from typing import Final
 
 from lmi_vllm.engine.base import lacks_memory, start_error
 from lmi_vllm.engine.deaths import OomKills, ended_so
+from lmi_vllm.engine.vllm.cache_size import CacheSize
 from lmi_vllm.engine.vllm.processes import described
 from lmi_vllm.errors import EngineMemoryError, EngineStartError
+from lmi_vllm.host_memory import memory_place
 from lmi_vllm.messages import EngineArguments
 from lmi_vllm.private_folders import SHARED_MEMORY
 
@@ -31,7 +33,14 @@ _MODEL_ABOVE_SHARE: Final = re.compile(r"requested memory for kv \((-|0\.0/)")
 # Of the cache that was made, whatever its size was made of (v1/core/kv_cache_utils.py).
 _CACHE_TOO_SMALL: Final = re.compile(
     r"No available memory for the cache blocks|larger than the available KV cache memory"
+    r"|Cannot auto-fit max_model_len"
 )
+_NEEDED_CACHE: Final = re.compile(r"([\d.]+) GiB KV cache is needed")
+_MOST_OF_FREE: Final = 0.75  # that the cache may take: the rest is for requests
+_SIZE: Final = "kv_cache_memory_bytes"
+_SHARE: Final = "gpu_memory_utilization"
+_SPACE: Final = "VLLM_CPU_KVCACHE_SPACE"  # the same size, of the environment alone
+_GIB: Final = 1 << 30
 _FULL_BYTES: Final = 64 * 1024**2  # what is left when a library or a kernel did not fit
 # What pydantic writes around the text of each check of vLLM's.
 _PYDANTIC_BEGIN: Final = re.compile(
@@ -48,10 +57,11 @@ def start_error_of(
     arguments: EngineArguments,
     oom_kills: OomKills,
     environ: Mapping[str, str],
+    cache: CacheSize | None = None,
 ) -> EngineStartError:
     """Return the error of a failed start; `cause` is what a process of the engine has logged.
 
-    `environ` are the variables that the engine got.
+    `environ` are the variables that the engine got, `cache` is what a worker on a CPU has told.
     """
     if cause is None and (killed := _KILLED.search(str(error))):
         name, code = killed.groups()
@@ -69,7 +79,7 @@ def start_error_of(
         return EngineMemoryError(f"the engine did not start: {words}: {text}")
     advice = ""
     if lacks_memory(whole):
-        text, advice = f"OOM: {text.rstrip('.')}", f". {_memory_advice(whole, arguments)}"
+        text, advice = f"OOM: {text.rstrip('.')}", f". {_memory_advice(whole, arguments, cache)}"
     if any(mark in whole for mark in _NO_TORCHVISION_MARKS):
         advice += (
             ". Models that take pictures need it: pip install --no-deps torchvision, in the "
@@ -79,33 +89,95 @@ def start_error_of(
     return start_error(f"{named}{advice}")
 
 
-def _memory_advice(text: str, arguments: EngineArguments) -> str:
-    """Return which arguments to change for lack of memory, each with its value and origin."""
-    share, size = (
-        _shown(name, arguments) for name in ("gpu_memory_utilization", "kv_cache_memory_bytes")
-    )
+def smaller_cache(arguments: EngineArguments, error_file: Path) -> str:
+    """Return how to make the KV cache of an engine on a CPU smaller; empty if it has none yet."""
+    if (cache := CacheSize.read(error_file)) is None:
+        return ""
+    if arguments.values.get(_SIZE) is not None:
+        return f"lower {_shown(_SIZE, arguments)}"
+    if arguments.values.get(_SHARE) is not None:
+        return f"lower {_shown(_SHARE, arguments)}"
+    return f"set {_SIZE} below {cache.size}, which the server has chosen"
+
+
+def check_length(length: int, own: int, served: int) -> None:
+    """Check an engine that takes the place of one before; `own` is the model's length.
+
+    One that was fitted to the memory may be a quarter shorter: what is free differs a little.
+
+    Raises:
+        EngineMemoryError: it would refuse prompts that were answered before.
+    """
+    least = served if served >= own else served * 3 // 4
+    if length < least:
+        raise EngineMemoryError(
+            f"the engine did not start: OOM: its KV cache fits {length} tokens, and the engine "
+            f"before it served {served} (max_model_len). Give it the memory back that it had, set "
+            f"max_model_len to what always fits, or to auto, which lets it become shorter"
+        )
+
+
+def _memory_advice(text: str, arguments: EngineArguments, cache: CacheSize | None) -> str:
+    """Return which arguments to change for lack of memory, each with its value and origin.
+
+    What one error advises must not lead to another error that advises the opposite.
+    """
+    values = arguments.values
+    share, size, length = (_shown(name, arguments) for name in (_SHARE, _SIZE, "max_model_len"))
+    is_given = values.get(_SIZE) is not None
     if _MODEL_ABOVE_SHARE.search(text):
-        return f"The model takes all of its share of the memory: raise {share}"
+        return (
+            f"The model takes all of its share of the memory: raise {share}; if a higher one does "
+            f"not fit, set {_SIZE} instead of it, or give more memory"
+        )
     if "on startup is less than desired" in text:  # before the model is loaded
-        return f"Lower {share}"
+        return (
+            f"Lower {share}; if the model does not fit in less, set {_SIZE} instead of it, or give "
+            "more memory"
+        )
     if "Decrease --kv-cache-memory-bytes" in text:
-        if "kv_cache_memory_bytes" in arguments.values:
-            return f"Lower {size}"
-        return "The server has chosen this size: set a lower kv_cache_memory_bytes"
+        if is_given:
+            return f"Lower {size}; if {length} needs more, lower it, too, or give more memory"
+        return f"The server has chosen this size: set a lower {_SIZE}, or give more memory"
     if _CACHE_TOO_SMALL.search(text):
-        given = size if "kv_cache_memory_bytes" in arguments.values else share
-        return f"Raise {given}, or lower {_shown('max_model_len', arguments)}"
-    names = ["gpu_memory_utilization", "max_model_len"]
-    if arguments.values.get("enable_lora"):
+        return _advice_for_a_small_cache(text, arguments, cache)
+    names = [_SHARE, "max_model_len"]
+    if values.get("enable_lora"):
         names += ["max_loras", "max_lora_rank"]
     *first, last = (_shown(name, arguments) for name in names)
     return f"Lower {', '.join(first)} or {last}"
 
 
+def _advice_for_a_small_cache(
+    text: str, arguments: EngineArguments, cache: CacheSize | None
+) -> str:
+    """Return what makes it larger, where there is room, or what needs less.
+
+    Only where vLLM says what is needed does a smaller length help: else no length has room.
+    """
+    values, needed = arguments.values, _NEEDED_CACHE.search(text)
+    names = [name for name in (_SIZE, _SHARE) if values.get(name) is not None]
+    raised = f"Raise {_shown([*names, _SHARE][0], arguments)}"
+    if cache is not None and not names:
+        raised = f"Set {_SIZE} above {cache.size}, which the server has chosen"
+    lowered = f"lower {_shown('max_model_len', arguments)}"
+    if cache is None:
+        return f"{raised}, or {lowered}" if needed else raised
+    has_room = float(needed[1]) * _GIB < cache.free * _MOST_OF_FREE if needed else bool(names)
+    more = f"give more memory than {memory_place()} has"
+    if has_room:
+        return f"{raised}, or {lowered if needed else more}"
+    free = f"{cache.free / _GIB:.2f} GiB are free for the cache and what requests take"
+    return f"{free}: {lowered}, or {more}" if needed else f"{free}: {more}"
+
+
 def _shown(name: str, arguments: EngineArguments) -> str:
-    if (value := arguments.values.get(name)) is None:
+    value, origin = arguments.values.get(name), arguments.origin_of(name)
+    if value is None:
         return name
-    return f"{name} ({value} from {arguments.origin_of(name)})"
+    if origin.name == _SPACE and isinstance(value, int):  # the option beside it is refused
+        return f"{_SPACE} ({value / _GIB:g}, in GiB)"
+    return f"{name} ({value} from {origin})"
 
 
 def with_argument(text: str, arguments: EngineArguments) -> str:

@@ -9,9 +9,11 @@ if TYPE_CHECKING:
 
 def configure(c: "ConfigurationBuilder") -> None:
     """Add to the configuration."""
-    from lmi_vllm.features.free_memory.check import FreeMemorySettings
+    from lmi_vllm.features.free_memory.check import FreeMemorySettings, warn_of_memory
+    from lmi_vllm.translate.draft import RulePhase
 
     c.settings.append(FreeMemorySettings)
+    c.rules[RulePhase.PLACED].append(warn_of_memory)
 
 
 def serve(s: "ServerParts") -> None:

@@ -8,8 +8,9 @@ from lmi_vllm.config.options.row import EVERYWHERE, FILE, option, ours
 from lmi_vllm.config.setting import Setting
 from lmi_vllm.config.settings import FeatureSettings, Settings
 from lmi_vllm.errors import EngineMemoryError
-from lmi_vllm.host_memory import free_host_memory
+from lmi_vllm.host_memory import free_host_memory, memory_place, total_host_memory
 from lmi_vllm.translate.devices import ask_nvidia_smi
+from lmi_vllm.translate.draft import ArgumentDraft
 
 MIB: Final = 1 << 20
 _NVIDIA_SMI_SECONDS: Final = 10.0
@@ -47,6 +48,20 @@ def check_memory(settings: Settings) -> tuple[()]:
     return ()
 
 
+def warn_of_memory(draft: ArgumentDraft, root: Path = Path("/")) -> None:
+    """Warn where more is asked than is there at all; another machine may be the one that serves."""
+    asked, total = _asked(draft.settings, ""), total_host_memory(root)
+    server = draft.settings.feature(FreeMemorySettings)
+    wanted = server.required_memory_mb + server.reserved_memory_mb
+    if asked is not None and total is not None and wanted > total // MIB:
+        draft.warn(
+            f"{asked.label}: {server.required_memory_mb} MiB ({_REQUIRED}) and "
+            f"{server.reserved_memory_mb} MiB to stay free ({_RESERVED}) are more than the "
+            f"{total // MIB} MiB of {memory_place(root)}: a server does not start here",
+            asked,
+        )
+
+
 def memory_errors(
     settings: Settings, root: Path = Path("/"), nvidia_smi: str | None = None
 ) -> list[str]:
@@ -56,7 +71,7 @@ def memory_errors(
     """
     errors = []
     if asked := _asked(settings, ""):
-        errors += _missing(settings, "", asked, "this machine", free_host_memory(root))
+        errors += _missing(settings, "", asked, memory_place(root), free_host_memory(root))
     if asked := _asked(settings, "gpu."):
         free = free_gpu_memory(nvidia_smi)
         if not free:
@@ -94,7 +109,7 @@ def _missing(
     if required + reserved <= bytes_free // MIB:
         return []
     return [
-        f"{asked.label}: not enough memory on {place} to load the model: {required} MiB "
+        f"{asked.label}: not enough memory to load the model: {required} MiB "
         f"({prefix}{_REQUIRED}) and {reserved} MiB to stay free ({prefix}{_RESERVED}), "
-        f"{bytes_free // MIB} MiB are available"
+        f"of {place} {bytes_free // MIB} MiB are available"
     ]

@@ -11,6 +11,7 @@ from lmi_vllm.checks.model_length import overridden
 from lmi_vllm.commands.explain import (
     add_format_arguments,
     add_source_arguments,
+    devices_of,
     reader_of,
     settings_of,
     translation_of,
@@ -20,6 +21,7 @@ from lmi_vllm.config.secrets import mask_urls
 from lmi_vllm.features.validate.memory_estimate import GIB, estimate_memory
 from lmi_vllm.features.validate.model_checks import check_model
 from lmi_vllm.features.validate.model_shape import read_shape
+from lmi_vllm.host_memory import memory_place, total_host_memory
 from lmi_vllm.messages import OriginKind
 from lmi_vllm.sources.archives import is_archive
 from lmi_vllm.translate.arguments import ModelReader, Translation
@@ -28,6 +30,7 @@ from lmi_vllm.translate.devices import ask_nvidia_smi
 from lmi_vllm.translate.explain import Explanation, formatted
 
 _MIB: Final = 1 << 20
+_SIZE: Final = "kv_cache_memory_bytes"
 _SETTINGS_ALONE: Final = "the settings alone"
 _CODE: Final = ("model.py", "requirements.txt")
 _NVIDIA_SMI_SECONDS: Final = 5.0
@@ -57,6 +60,8 @@ def run(
     memory = arguments.device_memory * GIB if arguments.device_memory else _device_bytes()
     memory = None if memory is None else int(memory)
     result = validate(translation, files, memory, configuration)
+    if not devices_of(arguments, environ).gpu_count:
+        result = replace(result, warnings=(*result.warnings, *_cpu_warnings(translation, files)))
     if files.config is not None:
         checked = _checked(translation, files, arguments.config, memory)
         result = replace(result, checked=tuple(checked))
@@ -100,6 +105,21 @@ def validate(
         errors=tuple(dict.fromkeys((*explanation.errors, *errors))),
         memory=memory,
     )
+
+
+def _cpu_warnings(translation: Translation, files: ModelFiles) -> Iterator[str]:
+    """Yield that this machine is too small for what was set, if it is one without a GPU.
+
+    A warning: the machine that serves may be another one.
+    """
+    arguments, total = translation.arguments, total_host_memory()
+    size, weights = arguments.number(_SIZE, 0), files.weight_bytes or 0
+    if size and total is not None and weights + size > total:
+        yield (
+            f"{_SIZE} ({size} from {arguments.origin_of(_SIZE)}): on a CPU this KV cache of "
+            f"{size / GIB:.2f} GiB and weights of {weights / GIB:.2f} GiB are more than the "
+            f"{total / GIB:.2f} GiB of {memory_place()}: a server does not start here"
+        )
 
 
 def _checked(

@@ -70,6 +70,19 @@ def test_oom_killer_is_named_where_its_counter_rose(container: tuple[Path, Path]
     assert ended_so("it died", -11, kills) == "it died: killed by SIGSEGV"
 
 
+@pytest.mark.parametrize("container", [COUNTERS["version 2, a container"]], indirect=True)
+def test_what_helps_against_the_oom_killer_is_said(container: tuple[Path, Path]) -> None:
+    """The container's limit, and what its owner says when it has come to that."""
+    root, counter = container
+    (root / "proc/meminfo").write_text("MemTotal: 8388608 kB\n")
+    (root / "sys/fs/cgroup/memory.max").write_text(f"{3 << 30}\n")
+    (root / "sys/fs/cgroup/memory.current").write_text("1\n")
+    kills = OomKills(root, lambda: "lower that")
+    counter.write_text("oom_kill 3\n")
+    said = "give it more memory than its limit of 3.00 GiB, or lower that"
+    assert kills.words().endswith(f"processes: {said}")
+
+
 def test_a_machine_without_counters_has_no_oom_kills(tmp_path: Path) -> None:
     """macOS, for one."""
     assert OomKills(tmp_path).words() == ""

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from lmi_vllm.engine.vllm.cpu import file_memory
-from lmi_vllm.engine.vllm.cpu.file_memory import kv_cache_bytes, share_of_container
+from lmi_vllm.engine.vllm.cpu.file_memory import kv_cache_bytes, share_of_container, step_bytes
 from lmi_vllm.host_memory import GroupMemory
 
 REFUSAL = "Available memory on node 0 (0.1/1.0 GiB) on kv cache allocation is less than requested"
@@ -111,7 +111,55 @@ def test_size_that_the_server_has_chosen_becomes_smaller(
     assert kv_cache_bytes(refused(REFUSAL), 500, 0) == 150
     assert "a part of what is free" in caplog.text
     assert kv_cache_bytes(refused(REFUSAL), 500, 0, ranks=3) == 50
-    assert kv_cache_bytes(lambda: 500, 500, 0) == 500
     monkeypatch.setattr(file_memory, "free_host_memory", lambda: 0)
     with pytest.raises(ValueError, match="Available memory"):
         kv_cache_bytes(refused(REFUSAL), 500, 0)
+
+
+@pytest.mark.parametrize("is_refused", [True, False], ids=["vLLM refuses", "vLLM agrees"])
+@pytest.mark.parametrize(
+    ("wanted", "ranks", "step", "size"),
+    [
+        (290, 1, 0, 150),  # a larger container has no larger part
+        (150, 1, 0, 150),
+        (60, 2, 0, 60),
+        (90, 2, 0, 75),
+        (290, 1, 100, 100),
+        (290, 1, 200, 75),  # a quarter
+        (290, 2, 1000, 37),
+    ],
+)
+def test_size_that_the_server_has_chosen_leaves_half_of_what_is_free(
+    is_refused: bool, wanted: int, ranks: int, step: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first request takes more than nothing, and so does each large step."""
+    in_container(monkeypatch, 300)
+    monkeypatch.setattr(file_memory, "free_host_memory", lambda: 300)
+    monkeypatch.setattr(file_memory, "is_cache_chosen", lambda: True)
+    determine = refused(REFUSAL) if is_refused else lambda: wanted
+    assert kv_cache_bytes(determine, wanted, 0, ranks, step) == size
+
+
+def test_size_that_was_given_takes_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operator's word counts, where vLLM agrees and where only files are in its way."""
+    in_container(monkeypatch, 300)
+    monkeypatch.setattr(file_memory, "free_host_memory", lambda: 300)
+    assert kv_cache_bytes(refused(REFUSAL), 290, 0, 1, 200) == 290
+    assert kv_cache_bytes(lambda: 290, 290, 0, 1, 200) == 290
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [({"hidden_size": 4, "intermediate_size": 10}, 10), ({"hidden_size": 4}, 4), ({}, 0),
+     ({"hidden_size": 4, "intermediate_size": [9, 9]}, 4)],
+)  # fmt: skip
+def test_step_takes_some_rows_of_the_widest_layer(text: dict[str, Any], numbers: int) -> None:
+    """For each token that it may have; ranks share a layer."""
+    config = SimpleNamespace(
+        model_config=SimpleNamespace(
+            hf_text_config=SimpleNamespace(**text), dtype=SimpleNamespace(itemsize=2)
+        ),
+        parallel_config=SimpleNamespace(tensor_parallel_size=2),
+        scheduler_config=SimpleNamespace(max_num_batched_tokens=100),
+    )
+    assert step_bytes(config) == 100 * (numbers // 2) * 2 * 7

@@ -3,7 +3,8 @@
 In a container with a limit it subtracts all that the control group has in memory from the limit,
 weights included that it has read a moment before. It refuses to start, though the kernel would drop
 them for a process that asks for memory. On a machine without a limit it counts them as free. So the
-worker asks here, where vLLM would refuse.
+worker asks here, where vLLM would refuse. vLLM lets the KV cache take all that is left, too: one
+that the server has chosen is made smaller here.
 
 Upstream: not reported that we know of.
 Releases: 0.31 and later.
@@ -25,6 +26,9 @@ from lmi_vllm.host_memory import GroupMemory, container_memory, free_host_memory
 logger = logging.getLogger(__name__)
 
 _GIB: Final = 1 << 30
+# Of the widest layer's width, that a step has in memory for each of its tokens: 7 were measured,
+# with what torch and its threads keep after the first step.
+_NUMBERS_OF_A_TOKEN: Final = 7
 _REFUSAL: Final = "Available memory on node"
 
 
@@ -50,7 +54,7 @@ def share_of_container(cache_config: Any) -> Iterator[None]:
 
 
 def kv_cache_bytes(
-    determine: Callable[[], int], given: int | None, share: int, ranks: int = 1
+    determine: Callable[[], int], given: int | None, share: int, ranks: int = 1, step: int = 0
 ) -> int:
     """Return the size of the KV cache by vLLM's `determine`, or one that has room.
 
@@ -59,29 +63,57 @@ def kv_cache_bytes(
         given: bytes that the cache shall have, if they are given.
         share: bytes that the worker shall take with all that it has.
         ranks: workers that have a cache each in this memory.
+        step: bytes that the largest step of a worker takes for a moment (`step_bytes`).
     """
+    refusal = None
     try:
-        return determine()
+        wanted = determine()
     except ValueError as error:
         if not str(error).startswith(_REFUSAL):
             raise
-        container = container_memory()
+        refusal = error
         wanted = share - psutil.Process().memory_info().rss if given is None else given
-        if container is not None and 0 < wanted <= container.free:
-            logger.info(
-                "the KV cache of %.2f GiB takes the place of files in this container's memory: "
-                "%.2f of its %.2f GiB are free without them",
-                wanted / _GIB, container.free / _GIB, container.limit / _GIB,
-            )  # fmt: skip
-            return wanted
-        if is_cache_chosen() and (part := (free_host_memory() or 0) // 2 // ranks):
-            logger.warning(
-                "the KV cache has %.2f GiB, a part of what is free, and not %.2f: weights and "
-                "other processes leave no more",
-                part / _GIB, wanted / _GIB,
-            )  # fmt: skip
-            return part
-        raise error if container is None else _with_free(error, container) from error
+    container, free = container_memory(), (free_host_memory() or 0) // ranks
+    if is_cache_chosen() and free:
+        return _part(wanted, free, step)
+    if refusal is None:
+        return wanted
+    if container is None or not 0 < wanted <= container.free:
+        raise refusal if container is None else _with_free(refusal, container) from refusal
+    logger.info(
+        "the KV cache of %.2f GiB takes the place of files in this container's memory: "
+        "%.2f of its %.2f GiB are free without them",
+        wanted / _GIB, container.free / _GIB, container.limit / _GIB,
+    )  # fmt: skip
+    return wanted
+
+
+def step_bytes(config: Any) -> int:
+    """Return about what a worker's largest step takes for a moment, by vLLM's configuration."""
+    text = config.model_config.hf_text_config
+    widths = (getattr(text, name, None) for name in ("intermediate_size", "hidden_size"))
+    width = max((one for one in widths if isinstance(one, int)), default=0)
+    width //= config.parallel_config.tensor_parallel_size
+    tokens: int = config.scheduler_config.max_num_batched_tokens
+    size: int = config.model_config.dtype.itemsize
+    return tokens * width * size * _NUMBERS_OF_A_TOKEN
+
+
+def _part(wanted: int, free: int, step: int) -> int:
+    """Return the size that the server has chosen, or the part that it may have of what is free.
+
+    The operator has not asked for it. Half of what a step leaves is for requests, and for whatever
+    else grows. A quarter of all is the cache's where a step would leave less.
+    """
+    most = max((free - step) // 2, free // 4)
+    if wanted <= most:
+        return wanted
+    logger.warning(
+        "the KV cache has %.2f GiB, a part of what is free (%.2f), and not %.2f: weights and other "
+        "processes leave no more",
+        most / _GIB, free / _GIB, wanted / _GIB,
+    )  # fmt: skip
+    return most
 
 
 def _with_free(error: ValueError, container: GroupMemory) -> ValueError:

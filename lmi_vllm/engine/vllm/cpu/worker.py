@@ -28,8 +28,15 @@ from vllm.distributed.parallel_state import get_pp_group
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from lmi_vllm.engine.vllm import workarounds
-from lmi_vllm.engine.vllm.cpu.file_memory import kv_cache_bytes, share_of_container
+from lmi_vllm.engine.vllm.cache_size import CacheSize
+from lmi_vllm.engine.vllm.cpu.file_memory import (
+    kv_cache_bytes,
+    share_of_container,
+    step_bytes,
+)
+from lmi_vllm.engine.vllm.processes import workers_here
 from lmi_vllm.engine.vllm.workarounds.not_finite import requests_not_finite
+from lmi_vllm.host_memory import free_host_memory
 
 _FILE: Final = "file://"  # of the ranks of one node; those of several meet at an address
 
@@ -71,8 +78,11 @@ class GuardedCpuWorker(CPUWorker):  # type: ignore[misc,unused-ignore]
         worker: Any = self
         given = self.vllm_config.cache_config.kv_cache_memory_bytes
         determine = super().determine_available_memory
-        ranks = int(worker.parallel_config.world_size)
-        return kv_cache_bytes(determine, given, worker.requested_cpu_memory, ranks)
+        ranks = workers_here()
+        step = step_bytes(self.vllm_config)
+        size = kv_cache_bytes(determine, given, worker.requested_cpu_memory, ranks, step)
+        CacheSize(size, (free_host_memory() or 0) // ranks).note()
+        return size
 
     @torch.inference_mode()
     def execute_model(self, scheduled: Any) -> Any:

@@ -65,7 +65,19 @@ def test_error_names_setting_origin_and_numbers(machine: Path) -> None:
     assert "serving.properties" in error
     assert "4000 MiB" in error
     assert "500 MiB to stay free" in error
-    assert "1000 MiB are available" in error
+    assert "of this machine 1000 MiB are available" in error
+
+
+def test_error_names_the_container_whose_limit_counts(machine: Path) -> None:
+    """The machine has enough; or the container's limit is above what the machine has left."""
+    figures = "MemTotal: 9000000 kB\nMemAvailable: 8000000 kB\n"
+    (machine / "proc/meminfo").write_text(figures)
+    limit(machine, str(3 << 30), 200)
+    (error,) = memory_errors(settings("required_memory_mb=4000"), machine)
+    assert "of this container (its limit is 3.00 GiB) 2872 MiB are available" in error
+    (machine / "proc/meminfo").write_text(figures.replace("8000000", "1000"))
+    (error,) = memory_errors(settings("required_memory_mb=4000"), machine)
+    assert "of this machine 0 MiB are available" in error
 
 
 def test_reserve_may_come_from_the_environment(machine: Path) -> None:

@@ -160,3 +160,30 @@ def test_config_json_may_be_named_itself(run: Run, tmp_path: Path) -> None:
     assert not [error for error in found["errors"] if "not checked" in error]
     assert f"config.json of {tmp_path / 'tiny'}" in found["checked"][0]
     assert code == 0
+
+
+@pytest.mark.parametrize(
+    ("size", "gpus", "is_said"), [("3G", "0", True), ("1G", "0", False), ("3G", "1", False)]
+)
+def test_cache_above_the_memory_of_a_cpu_is_warned_of(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: str, gpus: str, is_said: bool
+) -> None:
+    """No error: the machine that serves may have more, or a GPU."""
+    monkeypatch.setattr(validate, "total_host_memory", lambda: 2 << 30)
+    folder = model(tmp_path / "model")
+    flags = ("--model", folder, "--gpus", gpus)
+    code, answer = run("validate", *flags, OPTION_KV_CACHE_MEMORY_BYTES=size)
+    said = [text for text in answer["warnings"] if text.startswith("kv_cache_memory_bytes (")]
+    assert (code, bool(said)) == (0, is_said)
+    if is_said:
+        assert "from OPTION_KV_CACHE_MEMORY_BYTES): on a CPU this KV cache of" in said[0]
+
+
+def test_memory_that_is_not_there_at_all_is_warned_of(run: Run, tmp_path: Path) -> None:
+    """`serve` refuses it; with the setting, its place and what is there."""
+    folder = model(tmp_path / "model")
+    (Path(folder) / "serving.properties").write_text("required_memory_mb=900000000\n")
+    code, answer = run("validate", "--model", folder)
+    (said,) = [text for text in answer["warnings"] if "required_memory_mb" in text]
+    assert code == 0
+    assert "serving.properties line 1): 900000000 MiB (required_memory_mb) and 500 MiB" in said
