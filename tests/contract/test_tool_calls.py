@@ -15,7 +15,7 @@ from vllm.entrypoints.openai.chat_completion.protocol import (
     ChatCompletionStreamResponse,
 )
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
-from vllm.parser import ParserManager
+from vllm.parser import Parser, ParserManager
 from vllm.tokenizers import get_tokenizer
 
 from lmi_vllm.demo import DEMO_MODEL_DIR
@@ -65,7 +65,8 @@ def parser(tokenizer: Any, name: str) -> Any:
     """Return a parser of one answer, as a handler of the application makes it."""
     kind = limited(ParserManager.get_parser(name, enable_auto_tools=True), Alarm())
     made = kind(tokenizer, REQUEST.tools)
-    made.set_prompt_token_ids([1])
+    if hasattr(Parser, "set_prompt_token_ids"):  # 0.31 has no use for them
+        made.set_prompt_token_ids([1])
     return made
 
 

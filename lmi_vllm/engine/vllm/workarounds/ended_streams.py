@@ -23,8 +23,7 @@ from lmi_vllm.engine.vllm.names import VllmEngineDeadError
 def end_with_the_engine(state: Any) -> None:
     """Let the engine's end go through all handlers in the state of vLLM's application."""
     for handler in vars(state)["_state"].values():
-        if (make := getattr(handler, "create_streaming_error_response", None)) is not None:
-            handler.create_streaming_error_response = _raising(make)
+        if hasattr(handler, "create_streaming_error_response"):  # which calls the other one
             handler.create_error_response = _raising(handler.create_error_response)
         if (convert := getattr(handler, "message_stream_converter", None)) is not None:
             handler.message_stream_converter = _passing_on(convert)
