@@ -148,11 +148,9 @@ class GuardedAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
         )
         if is_bound:
             outputs = _bound(outputs, self.check_grammar, sampling_params)
-        if self._has_silent_ends:
-            outputs = _told_again(outputs)
-        if lora_request is None:
-            return outputs
-        return self._with_slot(outputs, adapter, lora_request)
+        if lora_request is not None:
+            outputs = self._with_slot(outputs, adapter, lora_request)
+        return _told_again(outputs) if self._has_silent_ends else outputs
 
     async def add_request(
         self, request_id: str, prompt: Any, params: Any, *arguments: Any, **named: Any
