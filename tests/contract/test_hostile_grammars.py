@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from lmi_vllm.engine.base import GRAMMAR_SOURCE, Engine
+from lmi_vllm.engine.vllm.workarounds import is_affected
 from lmi_vllm.errors import PayloadError
 from lmi_vllm.features.grammar_trials import guard
 from lmi_vllm.features.grammar_trials.queue import FairExecutor
@@ -48,6 +49,8 @@ async def ended(before: set[psutil.Process]) -> None:
 # On a busy machine the walk may meet the other bound first.
 TOO_SLOW = "one token of an answer|LMI_GRAMMAR_TIMEOUT"
 OTHER_SCHEMA = {"type": "json_schema", "json_schema": {"type": "strng"}}
+# The grammar library of vLLM 0.31 reads such a class as one of letters that are not ASCII.
+NO_LETTER = "only ASCII letters in a class" if is_affected("vllm", "0.32") else ""
 # Constraint -> what the refusal says; either of two where a slow machine meets another bound first.
 # Each of them did harm, or would, without the guard.
 HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
@@ -60,8 +63,11 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
     "no regular expression": ({"regex": "(["}, "regex"),
     "schema of itself": ({"json": {"$ref": "#"}}, "no text matches"),
     "grammar of itself": ({"grammar": "root ::= root"}, "no text matches"),
-    "regular expression of no letter": ({"regex": r"[^\s\S]"}, "no text matches"),
-    "no letter after others": ({"regex": r"ab[^\s\S]"}, "after token [12] neither more"),
+    "regular expression of no letter": ({"regex": r"[^\s\S]"}, NO_LETTER or "no text matches"),
+    "no letter after others": (
+        {"regex": r"ab[^\s\S]"},
+        NO_LETTER or "after token [12] neither more",
+    ),
     "grammar without an end": ({"grammar": 'root ::= "a" b\nb ::= b "b"'}, "after token 1 neither"),
     "look-ahead": ({"json": {"type": "string", "pattern": "^(?!a)[a-c]{3}$"}}, "would ignore"),
     "look-ahead of a name": (

@@ -1,5 +1,6 @@
 """The lane between vLLM's own decoder and processor, step by step and without an engine."""
 
+import inspect
 import random
 import time
 from typing import Any, Final
@@ -41,6 +42,9 @@ class Kept(Reader):
         self.chunks.append(chunk)
 
 
+# What a step is read with from 0.32 on.
+TAKEN = inspect.signature(OutputProcessor.process_outputs).parameters
+VERSION: Final = {"weight_version": None} if "weight_version" in TAKEN else {}
 TOKENIZER: Final = AutoTokenizer.from_pretrained(DEMO_MODEL_DIR)
 
 
@@ -107,7 +111,7 @@ def said(
     counted, latencies, direct = 0, [], 0
     for frames in messages(seed, most, has_logprobs="logprobs" in sampling):
         message, stats, before = decoder.decode(frames), IterationStats(), len(reader.chunks)
-        processor.process_outputs(message.outputs, message.timestamp, stats, weight_version=None)
+        processor.process_outputs(message.outputs, message.timestamp, stats, **VERSION)
         direct += len(reader.chunks) - before
         counted += stats.num_generation_tokens
         latencies += stats.inter_token_latencies_iter

@@ -17,7 +17,7 @@ from vllm.model_executor.models import ModelRegistry
 from vllm.model_executor.models.interfaces import supports_lora
 
 from lmi_vllm.features.legacy_models import MODEL_CLASSES
-from lmi_vllm.features.legacy_models.architectures import WITHOUT_LORA
+from lmi_vllm.features.legacy_models.architectures import LORA_SINCE, lacks_lora
 
 pytestmark = pytest.mark.vllm
 FAMILIES = {
@@ -65,7 +65,7 @@ def test_tokens_are_those_of_transformers(name: str, answers: dict[str, dict[str
     assert answer["seen"] == answer["expected"]
 
 
-@pytest.mark.parametrize("name", sorted(WITHOUT_LORA))
+@pytest.mark.parametrize("name", sorted(LORA_SINCE))
 def test_class_that_is_refused_with_adapters_has_no_lora_layers(name: str) -> None:
     """Where a release gives it some, the refusal is to go."""
     ours = MODEL_CLASSES.get(name)
@@ -75,4 +75,4 @@ def test_class_that_is_refused_with_adapters_has_no_lora_layers(name: str) -> No
         if ours
         else ModelRegistry.models[name].load_model_cls()
     )
-    assert not supports_lora(found)
+    assert supports_lora(found) is not lacks_lora(name)

@@ -592,7 +592,10 @@ def test_plain_vllm_loads_a_tensor_that_is_larger_than_its_bytes() -> None:
     torch.save(ones, file)
     content = file.getvalue()
     config: Any = SimpleNamespace(
-        enable_prompt_embeds=True, get_hidden_size=lambda: 100, dtype=torch.float32
+        enable_prompt_embeds=True,
+        get_hidden_size=lambda: 100,
+        hf_text_config=SimpleNamespace(),
+        dtype=torch.float32,
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "load", getattr(torch.load, "args", (torch.load,))[0])

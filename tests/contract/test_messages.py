@@ -3,13 +3,17 @@
 import json
 import logging
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import pytest
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionStreamResponse
+from vllm.entrypoints.serve.engine.protocol import ErrorInfo, ErrorResponse
 
 from lmi_vllm.engine.base import Engine, HttpApplication
 from lmi_vllm.engine.vllm.workarounds.messages import with_objects
 from tests.contract.conftest import LoopThread
+from tests.contract.releases import before, since
 from tests.contract.test_bridge import application, http_call, whole
 
 __all__ = ["application"]
@@ -63,25 +67,44 @@ def test_plain_vllm_refuses_the_input_of_a_tool_as_text() -> None:
 ERROR = {"message": "a dead end", "type": "BadRequestError", "param": None, "code": 400}
 
 
+FIRST = {
+    "id": "1",
+    "created": 1,
+    "model": "lmi",
+    "choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}],
+    "usage": None,
+}
+
+
 async def chunks() -> AsyncIterator[str]:
     """Yield a stream of chats that fails after its first chunk."""
-    delta = {"index": 0, "delta": {"role": "assistant", "content": ""}}
-    first = {"id": "1", "created": 1, "model": "lmi", "choices": [delta], "usage": None}
-    yield f"data: {json.dumps(first)}\n\n"
+    yield f"data: {json.dumps(FIRST)}\n\n"
     yield f"data: {json.dumps({'error': ERROR})}\n\n"
     yield "data: [DONE]\n\n"
 
 
+async def objects() -> AsyncIterator[Any]:
+    """Yield the same as 0.33 does."""
+    yield ChatCompletionStreamResponse(**FIRST)
+    yield ErrorResponse(error=ErrorInfo(**ERROR))
+
+
+def failed(run: LoopThread, convert: Any, stream: AsyncIterator[Any]) -> list[str]:
+    """Return the events of messages that a converter makes of a stream of chats."""
+
+    async def collected() -> list[str]:
+        return [event async for event in convert(stream)]
+
+    return run(collected())
+
+
+@before("0.33", "its handler reads text")
 def test_failure_in_a_stream_is_an_event_of_it(
     run: LoopThread, application: HttpApplication
 ) -> None:
     """With the error's own type and text, and nothing after it."""
     handler: Any = application.app.state.anthropic_serving_messages  # type: ignore[attr-defined]
-
-    async def collected() -> list[str]:
-        return [event async for event in handler.message_stream_converter(chunks())]
-
-    events = run(collected())
+    events = failed(run, handler.message_stream_converter, chunks())
     assert events[0].startswith("event: message_start")
     assert events[-1] == (
         'event: error\ndata: {"type":"error","error":{"type":"BadRequestError",'
@@ -89,17 +112,28 @@ def test_failure_in_a_stream_is_an_event_of_it(
     )
 
 
+@since("0.33", "its handler reads objects")
+def test_failure_among_objects_is_an_event_of_the_stream(
+    run: LoopThread, application: HttpApplication
+) -> None:
+    """The type is Anthropic's word."""
+    handler: Any = application.app.state.anthropic_serving_messages  # type: ignore[attr-defined]
+    events = failed(run, handler.message_stream_converter, objects())
+    assert events[0].startswith("event: message_start")
+    assert events[-1] == (
+        'event: error\ndata: {"type":"error","error":{"type":"invalid_request_error",'
+        '"message":"a dead end"}}\n\n'
+    )
+
+
+@before("0.33", "where it reads objects, errors are among them")
 def test_plain_vllm_takes_an_error_for_a_chunk_of_messages(
     run: LoopThread, application: HttpApplication
 ) -> None:
     """`messages.py`: its class has what ours calls."""
     handler: Any = application.app.state.anthropic_serving_messages  # type: ignore[attr-defined]
-
-    async def collected() -> list[str]:
-        plain = type(handler).message_stream_converter(handler, chunks())
-        return [event async for event in plain]
-
-    assert "validation error" in run(collected())[-1]
+    plain = partial(type(handler).message_stream_converter, handler)
+    assert "validation error" in failed(run, plain, chunks())[-1]
 
 
 FAULTS = {

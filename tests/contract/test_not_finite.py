@@ -112,7 +112,11 @@ def test_openai_calls_end_with_an_error(adapters: Loader, tmp_path: Path) -> Non
 
     async def answered(body: dict[str, Any]) -> tuple[int, bytes]:
         request = {"model": bad.name, "prompt": PROMPT, "max_tokens": 8, **body}
-        call = OpenAICall("completions", request, {}, f"corrupted-{next(IDS)}", bad)
+        kind = "completions"
+        if "messages" in body:
+            kind = "chat/completions"
+            del request["prompt"]
+        call = OpenAICall(kind, request, {}, f"corrupted-{next(IDS)}", bad)
         reply = await adapters.engine.answer_openai(call)
         events = b"" if reply.stream is None else b"".join([one async for one in reply.stream])
         return reply.status, reply.body + events
@@ -122,6 +126,9 @@ def test_openai_calls_end_with_an_error(adapters: Loader, tmp_path: Path) -> Non
     status, body = adapters.run(answered({"n": 2}))
     assert status == 500
     status, body = adapters.run(answered({"stream": True}))
+    assert (status, b'"error":' in body) == (200, True)
+    turns = [{"role": "user", "content": PROMPT}]
+    status, body = adapters.run(answered({"stream": True, "messages": turns}))
     assert (status, b'"error":' in body) == (200, True)
 
 

@@ -1,6 +1,7 @@
 """Models that embed and rank on the real engine; numbers are checked against transformers."""
 
 import json
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,9 +11,10 @@ import orjson
 import pytest
 
 from lmi_vllm.engine.base import Engine
-from lmi_vllm.messages import HttpCall, OpenAICall
+from lmi_vllm.messages import AdapterRef, HttpCall, OpenAICall
 from lmi_vllm.telemetry.records import RequestRecord, current_record, enter_record
 from tests.contract.conftest import NO_ADAPTERS, LoopThread, start_demo_engine
+from tests.contract.releases import needs, since
 from tests.contract.vllm_configuration import translated
 
 pytestmark = pytest.mark.vllm
@@ -270,6 +272,57 @@ def _compare_with_transformers(
         run(engine.close())
 
 
+def _adapter_of(folder: Path, adapter: Path, merged: Path) -> None:
+    """Write an adapter of each linear layer of a DistilBERT's encoder, and the merged model."""
+    import torch  # noqa: PLC0415 (slow to import)
+    from safetensors.torch import load_file, save_file  # noqa: PLC0415
+
+    shutil.copytree(folder, merged)
+    adapter.mkdir()
+    weights, parts = load_file(folder / "model.safetensors"), {}
+    draw = torch.Generator().manual_seed(0)
+    for name, weight in weights.items():
+        if name.endswith(("_lin.weight", ".lin1.weight", ".lin2.weight")):
+            down = torch.randn(4, weight.shape[1], generator=draw) / 4
+            up = torch.randn(weight.shape[0], 4, generator=draw) / 4
+            module = f"base_model.model.{name.removesuffix('.weight')}"
+            parts |= {f"{module}.lora_A.weight": down, f"{module}.lora_B.weight": up}
+            weights[name] = weight + 2 * up @ down
+    assert len(parts) == 2 * 2 * 6
+    save_file(parts, adapter / "adapter_model.safetensors")
+    targets = ["q_lin", "k_lin", "v_lin", "out_lin", "lin1", "lin2"]
+    config = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": targets}
+    (adapter / "adapter_config.json").write_text(json.dumps(config))
+    save_file(weights, merged / "model.safetensors", {"format": "pt"})
+
+
+@since("0.33", "before it vLLM has no LoRA layers for BERT's class")
+def test_adapter_of_a_distilbert_answers_as_its_merged_weights(
+    run: LoopThread, tmp_path: Path
+) -> None:
+    """The base model beside it is as it was."""
+    from tests.support.tiny_models import family_member  # noqa: PLC0415 (imports torch)
+
+    folder = family_member(tmp_path / "model", "DistilBertForSequenceClassification")
+    adapter, merged = tmp_path / "adapter", tmp_path / "merged"
+    _adapter_of(folder, adapter, merged)
+    expected = [_pair_scores(one, "rain", TEXTS) for one in (merged, folder)]
+    assert expected[0] != pytest.approx(expected[1], abs=1e-2)
+    overrides = translated("option.enable_lora=true", folder).values["hf_overrides"]
+    engine = start_demo_engine(run, model=str(folder), hf_overrides=overrides)
+    try:
+        ref = AdapterRef("own", str(adapter), 50_000)
+        run(engine.load_adapter(ref))
+        body = {"text_1": "rain", "text_2": TEXTS}
+        for used, scores in zip((ref, None), expected, strict=True):
+            reply = run(engine.answer_openai(OpenAICall("score", body, {}, "r1", used)))
+            found = [item["score"] for item in orjson.loads(reply.body)["data"]]
+            assert found == pytest.approx(scores, abs=1e-4)
+    finally:
+        run(engine.close())
+
+
+@needs("transformers:GteConfig")  # what Transformers has says what is right
 @pytest.mark.parametrize("architecture", ["NewModel", "NewForSequenceClassification"])
 def test_gte_v15_matches_transformers(run: LoopThread, tmp_path: Path, architecture: str) -> None:
     """VLLM has its class under another name; `trust_remote_code` reads its configuration alone."""

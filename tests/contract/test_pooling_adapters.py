@@ -36,7 +36,14 @@ BODIES: Final[Mapping[str, Mapping[str, Mapping[str, Any]]]] = MappingProxyType(
         "classify": {"/classify": {"input": "the moon"}, "/pooling": {"input": "the moon"}},
     }
 )  # fmt: skip
-WITHOUT_WEIGHTS: Final = {"/tokenize", "/detokenize", "/tokenizer_info", "/v1/systemone"}
+# The last two are of models that write, and answer 501 here.
+WITHOUT_WEIGHTS: Final = {
+    "/tokenize",
+    "/detokenize",
+    "/tokenizer_info",
+    "/v1/systemone",
+    "/v1/decisions",
+}
 
 
 class Pooling(NamedTuple):

@@ -13,14 +13,20 @@ PROGRAM = """
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from vllm.config.profiler import ProfilerConfig
-from vllm.profiler.wrapper import create_frontend_profiler
+from vllm.profiler import wrapper
 from lmi_vllm.engine.vllm.workarounds.profiler_thread import OneThread
 
 config = ProfilerConfig(profiler="torch", torch_profiler_dir=sys.argv[1])
-profiler = create_frontend_profiler(config, worker_name="front")
+if hasattr(wrapper, "create_frontend_profiler"):
+    profiler = wrapper.create_frontend_profiler(config, worker_name="front")
+else:  # 0.31
+    profiler = wrapper.TorchProfilerWrapper(
+        config, worker_name="front", local_rank=0, activities=["CPU"]
+    )
 if sys.argv[2] == "ours":
     profiler = OneThread(profiler)
-profiler.set_output_name("front")
+if hasattr(profiler, "set_output_name"):
+    profiler.set_output_name("front")
 for call in (profiler.start, profiler.stop):
     ThreadPoolExecutor(1).submit(call).result()
 """

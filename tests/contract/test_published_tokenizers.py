@@ -249,8 +249,8 @@ def test_generic_tokenizer_has_the_ids_of_its_sentencepiece_file(
 def config_of(path: str, *, trusted: bool = True) -> Any:
     """What vLLM reads of a model's configuration for its tokenizer."""
     return SimpleNamespace(
-        tokenizer=path, runner_type="generate", tokenizer_mode="auto", tokenizer_revision=None,
-        trust_remote_code=trusted, skip_tokenizer_init=False,
+        model=path, hf_config=None, tokenizer=path, runner_type="generate", tokenizer_mode="auto",
+        tokenizer_revision=None, trust_remote_code=trusted, skip_tokenizer_init=False,
     )  # fmt: skip
 
 

@@ -2,16 +2,20 @@
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM: make setup installs it")
 
-from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.entrypoints.openai.chat_completion.protocol import (
+    ChatCompletionRequest,
+    ChatCompletionStreamResponse,
+)
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
-from vllm.parser import ParserManager
+from vllm.parser import Parser, ParserManager
 from vllm.tokenizers import get_tokenizer
 
 from lmi_vllm.demo import DEMO_MODEL_DIR
@@ -61,7 +65,8 @@ def parser(tokenizer: Any, name: str) -> Any:
     """Return a parser of one answer, as a handler of the application makes it."""
     kind = limited(ParserManager.get_parser(name, enable_auto_tools=True), Alarm())
     made = kind(tokenizer, REQUEST.tools)
-    made.set_prompt_token_ids([1])
+    if hasattr(Parser, "set_prompt_token_ids"):  # 0.31 has no use for them
+        made.set_prompt_token_ids([1])
     return made
 
 
@@ -268,3 +273,37 @@ def test_plain_vllm_binds_no_arguments_of_a_forced_call(tokenizer: Any) -> None:
     kind = ParserManager.get_parser("hermes", enable_auto_tools=True)
     for request in requests(strict=None):
         assert '"enum"' not in schema_of(kind, tokenizer, request)
+
+
+def event(**fields: Any) -> ChatCompletionStreamResponse:
+    """Return the object that an event of a stream of chats is made of."""
+    return ChatCompletionStreamResponse(model="lmi", choices=[{"index": 0, **fields}])
+
+
+def events_of_a_cut_call() -> list[ChatCompletionStreamResponse]:
+    """Return those of a call whose arguments a stop text cut."""
+    function = {"name": "look", "arguments": '{"place": "'}
+    call = {"index": 0, "id": "1", "type": "function", "function": function}
+    end = {"finish_reason": "tool_calls", "stop_reason": "sea"}
+    return [event(delta={"tool_calls": [call]}), event(delta={}, **end)]
+
+
+@pytest.mark.parametrize("form", ["text", "objects"])
+async def test_stream_that_a_stop_text_cut_ends_with_stop(form: str) -> None:
+    """Before vLLM 0.33 a stream of messages is made of the text, from it on of objects."""
+
+    async def plain(_: object) -> AsyncIterator[Any]:
+        for one in events_of_a_cut_call():
+            yield one if form == "objects" else f"data: {one.model_dump_json()}\n\n"
+
+    handler = SimpleNamespace(
+        chat_completion_full_generator=None, chat_completion_stream_generator=plain
+    )
+    if form == "objects":
+        handler.chat_completion_stream_generator_raw = plain
+    tool_calls.read_calls_alike({"chats": handler})
+    request = REQUEST.model_copy(update={"stop": ["sea"]})
+    name = "chat_completion_stream_generator" + ("_raw" if form == "objects" else "")
+    events = [one async for one in getattr(handler, name)(request)]
+    last = events[-1] if form == "objects" else json.loads(events[-1].removeprefix("data: "))
+    assert ChatCompletionStreamResponse.model_validate(last).choices[0].finish_reason == "stop"

@@ -12,7 +12,7 @@ import lmi_vllm
 PACKAGE = Path(lmi_vllm.__file__).parent
 _MODULES = (
     "errors|masked_urls|messages|hooks|multipart|_version|clock|slot|signals|private_folders"
-    "|host_memory"
+    "|host_memory|installed"
 )
 SHARED = rf"({_MODULES})\.\w+"
 DEMO = r"demo\.DEMO_MODEL_DIR"
@@ -30,6 +30,7 @@ PACKAGES = {
     "slot": r"",
     "private_folders": r"",
     "host_memory": r"",
+    "installed": r"",
     "signals": r"",  # imported before everything else
     "demo": r"",
     "telemetry": SHARED,

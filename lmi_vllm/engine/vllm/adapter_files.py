@@ -3,7 +3,8 @@
 import json
 import os
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -12,6 +13,7 @@ from lmi_vllm.checks.adapter_config import (
     CONFIG,
     PICKLED_WEIGHTS,
     WEIGHTS,
+    LoraScales,
     engine_config,
     module_of,
     read_config,
@@ -22,8 +24,10 @@ from lmi_vllm.checks.adapter_weights import check_base_layers, check_parts, chec
 from lmi_vllm.checks.base_model import BaseModel
 from lmi_vllm.checks.safetensors_header import DamagedFileError, read_tensors, rename_tensors
 from lmi_vllm.engine.vllm.parts import ConvertPickle
+from lmi_vllm.engine.vllm.workarounds import is_needed
 from lmi_vllm.errors import AdapterRefusedError
 
+NO_RANKS: Final[Mapping[str, int]] = MappingProxyType({})
 NO_NAMES: Final[Mapping[str, str]] = MappingProxyType({})
 _CHUNK_BYTES: Final = 1 << 20
 _TRAINED: Final = "as_trained.safetensors"  # the weights with the names of their training
@@ -111,7 +115,19 @@ def _make_harmless(copy: Path, shown: str, base: BaseModel, names: Mapping[str, 
     check_parts(tensors, scales, shown)
     check_values(copy / WEIGHTS, tensors, scales, shown, base.limit)
     check_base_layers(copy / WEIGHTS, tensors, base.stored, shown)
+    if is_needed("own_scales"):
+        _check_common_scale(scales, modules, shown)
     (copy / CONFIG).write_text(json.dumps(engine_config(config, scales, modules, shown)))
+
+
+def _check_common_scale(scales: LoraScales, modules: Collection[str], shown: str) -> None:
+    """Refuse what vLLM 0.31 would compute with one scale for all modules."""
+    common = replace(scales, ranks=NO_RANKS, alphas=NO_RANKS)
+    if any(scales.of(module) != common.of(module) for module in modules):
+        raise AdapterRefusedError(
+            f"{shown}: rank_pattern or alpha_pattern gives modules a scale of their own, which "
+            f"this vLLM does not read: use vLLM 0.32 or later, or an adapter without them"
+        )
 
 
 def _without_pickles(copy: Path, shown: str, convert: ConvertPickle) -> None:

@@ -114,6 +114,7 @@ class GuardedAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
         make = setup.parts.grammar_trials.value
         self.check_grammar = make(self, seconds, setup.thread) if seconds else None
         self._turn = TurnBudget(REQUESTS_IN_A_TURN)
+        self._has_silent_ends = is_needed("silent_ends")
 
     def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         """End the engine as AsyncLLM does, but not from a half torn down interpreter.
@@ -148,9 +149,9 @@ class GuardedAsyncLLM(AsyncLLM):  # type: ignore[misc,unused-ignore]
         )
         if is_bound:
             outputs = _bound(outputs, self.check_grammar, sampling_params)
-        if lora_request is None:
-            return outputs
-        return self._with_slot(outputs, adapter, lora_request)
+        if lora_request is not None:
+            outputs = self._with_slot(outputs, adapter, lora_request)
+        return _told_again(outputs) if self._has_silent_ends else outputs
 
     async def add_request(
         self, request_id: str, prompt: Any, params: Any, *arguments: Any, **named: Any
@@ -445,6 +446,18 @@ async def _bound(
                 if completion.finish_reason == "error" and str(reason).startswith(GRAMMAR_FAULT):
                     raise VLLMValidationError(reason)
             yield output
+
+
+async def _told_again(outputs: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
+    """Yield outputs; raise after one that ended with an error if the reader goes on.
+
+    Streams of vLLM 0.31 leave out what ends before its first token, without a look at the reason.
+    """
+    async with contextlib.aclosing(outputs):
+        async for output in outputs:
+            yield output
+            if any(completion.finish_reason == "error" for completion in output.outputs):
+                raise GenerationError("Internal server error")  # as vLLM 0.32 does
 
 
 async def _finite(outputs: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:

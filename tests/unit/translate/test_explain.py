@@ -294,7 +294,7 @@ def test_quantization_at_load_that_needs_a_gpu_is_refused_on_a_cpu(
     explained: ExplainRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """VLLM's build for CPUs fails in a kernel once the engine has begun."""
-    monkeypatch.setattr("lmi_vllm.checks.model._is_for_cpu", lambda: True)
+    monkeypatch.setattr("lmi_vllm.checks.model.is_cpu_build", lambda: True)
     stated = {"architectures": ["LlamaForCausalLM"]} | config
     (tmp_path / "config.json").write_text(json.dumps(stated), encoding="utf-8")
     environ = {"HF_MODEL_ID": str(tmp_path), "OPTION_QUANTIZE": method}

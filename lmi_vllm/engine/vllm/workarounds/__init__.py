@@ -195,12 +195,14 @@ WORKAROUNDS: Final = (
 )
 
 
-# The first release without the defect of a module that acts outside `apply`.
-FIXED_IN: Final = MappingProxyType({"zero_adapter": "0.33"})
+# The first release without a defect of which something outside `apply` takes care.
+FIXED_IN: Final = MappingProxyType(
+    {"own_scales": "0.32", "silent_ends": "0.32", "zero_adapter": "0.33"}
+)
 
 
 def is_needed(name: str) -> bool:
-    """Whether the installed vLLM has the defect of a module of `FIXED_IN`."""
+    """Whether the installed vLLM has a defect of `FIXED_IN`."""
     return is_affected("vllm", FIXED_IN[name])
 
 

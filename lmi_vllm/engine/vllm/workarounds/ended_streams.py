@@ -3,12 +3,13 @@
 Whole answers are 500 then, with this server's text. The handlers of chats, completions and sounds
 make an event of the exception instead, and end the stream as if it were complete. Those that make
 another form out of a stream of chats (messages, Cohere's chat) take it for a failure of their own.
-Here the exception goes through, so that this server ends the stream in the form of its route.
+Here the exception goes through, so that this server ends the stream in the form of its route. From
+0.33 on a chunk of chats is an object, and so is the error.
 
 Upstream: not reported that we know of.
 Releases: 0.31 and later.
 Shows: after a SIGKILL of the engine a stream ends with "EngineCore encountered an issue. See stack
-    trace (above) for the root cause."
+    trace (above) for the root cause.", or "The server had an error while processing your request."
 May go: when test_plain_vllm_writes_the_engine_s_end_into_streams fails.
 """
 
@@ -22,16 +23,16 @@ from lmi_vllm.engine.vllm.names import VllmEngineDeadError
 def end_with_the_engine(state: Any) -> None:
     """Let the engine's end go through all handlers in the state of vLLM's application."""
     for handler in vars(state)["_state"].values():
-        if (make := getattr(handler, "create_streaming_error_response", None)) is not None:
-            handler.create_streaming_error_response = _raising(make)
+        if hasattr(handler, "create_streaming_error_response"):  # which calls the other one
+            handler.create_error_response = _raising(handler.create_error_response)
         if (convert := getattr(handler, "message_stream_converter", None)) is not None:
             handler.message_stream_converter = _passing_on(convert)
         if (convert := getattr(handler, "_chat_completion_stream_to_v2", None)) is not None:
             handler._chat_completion_stream_to_v2 = _passing_on(convert)
 
 
-def _raising(make: Callable[..., str]) -> Callable[..., str]:
-    def made(message: Any, *rest: Any, **named: Any) -> str:
+def _raising(make: Callable[..., Any]) -> Callable[..., Any]:
+    def made(message: Any, *rest: Any, **named: Any) -> Any:
         if isinstance(message, VllmEngineDeadError):
             raise message
         return make(message, *rest, **named)
@@ -54,7 +55,7 @@ def _passing_on(convert: Callable[..., Any]) -> Callable[..., AsyncIterator[str]
     return converted
 
 
-async def _until_the_end(chunks: Any, ends: list[VllmEngineDeadError]) -> AsyncIterator[str]:
+async def _until_the_end(chunks: Any, ends: list[VllmEngineDeadError]) -> AsyncIterator[Any]:
     async with contextlib.aclosing(chunks):
         try:
             async for chunk in chunks:

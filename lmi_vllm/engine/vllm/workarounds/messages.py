@@ -7,7 +7,8 @@ vLLM makes a stream of messages out of one of chats, and takes an error there fo
 client gets an `internal_error` with the complaints of pydantic. Here it gets the error itself.
 
 Upstream: not reported that we know of.
-Releases: 0.31 and later.
+Releases: 0.31 and later; errors in streams before 0.33, whose handler reads the chunks of chats as
+    objects, and errors among them.
 Shows: an assistant turn with `"input": "{}"` is 400. A stream whose grammar comes to a dead end
     says "validation errors for ChatCompletionStreamResponse".
 May go: when test_plain_vllm_refuses_the_input_of_a_tool_as_text and
@@ -21,6 +22,7 @@ from typing import Any, Final
 
 import orjson
 
+from lmi_vllm.engine.vllm.names import CHAT_OBJECTS
 from lmi_vllm.messages import HttpCall
 
 _PATHS: Final = ("/v1/messages", "/v1/messages/count_tokens", "/v1/messages/render")
@@ -56,8 +58,9 @@ def _tool_uses(payload: Any) -> list[dict[str, Any]]:
 
 def end_with_errors(state: Any) -> None:
     """Let the handler of messages in the state of vLLM's application end its streams so."""
-    handler = getattr(state, "anthropic_serving_messages", None)
-    if (convert := getattr(handler, "message_stream_converter", None)) is None:
+    handler: Any = getattr(state, "anthropic_serving_messages", None)
+    convert = getattr(handler, "message_stream_converter", None)
+    if convert is None or hasattr(handler, CHAT_OBJECTS):
         return
 
     async def converted(chunks: Any) -> AsyncIterator[str]:
@@ -70,7 +73,7 @@ def end_with_errors(state: Any) -> None:
             shown = {"type": "error", "error": {name: error[name] for name in ("type", "message")}}
             yield f"event: error\ndata: {orjson.dumps(shown).decode()}\n\n"
 
-    handler.message_stream_converter = converted  # type: ignore[union-attr]
+    handler.message_stream_converter = converted
 
 
 async def _until_failure(chunks: Any, failures: list[str]) -> AsyncIterator[str]:

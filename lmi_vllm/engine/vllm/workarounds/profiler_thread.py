@@ -5,7 +5,7 @@ whichever is free. What torch records belongs to the thread that began it. Anoth
 and has no trace, and writing that ends the process.
 
 Upstream: not reported that we know of.
-Releases: 0.32, with torch 2.13.
+Releases: 0.31 and later, with torch 2.13.
 Shows: `/start_profile`, requests, `/stop_profile`: SIGSEGV in `ActivityTraceWrapper::save`.
 May go: when test_plain_profiler_ends_the_process_of_two_threads fails.
 """

@@ -172,8 +172,9 @@ class TextLengths:
         side = params.truncation_side or self._tokenizer.truncation_side
         if side == "left" and params.return_token_offsets:  # they count from the whole text
             return prompt
-        if most < 0:
-            most = params.max_truncation_tokens
+        if most < 0:  # vLLM 0.31 leaves no room for an answer, and has no name for that
+            name = "max_truncation_tokens"
+            most = getattr(params, name if hasattr(params, name) else "max_input_tokens")
         if most is None:  # such a text has our own bound
             return prompt
         longest = self._tokenizer.max_chars_per_token

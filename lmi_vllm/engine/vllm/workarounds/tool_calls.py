@@ -33,7 +33,12 @@ from typing import Any, Final
 from partial_json_parser import loads as read_partial
 from tokenizers.decoders import DecodeStream
 
-from lmi_vllm.engine.vllm.names import DeltaMessage, DeltaToolCall, FunctionCall
+from lmi_vllm.engine.vllm.names import (
+    CHAT_OBJECTS,
+    DeltaMessage,
+    DeltaToolCall,
+    FunctionCall,
+)
 
 # The tokens of this request's answers that `max_tokens` or a stop text cut: the objects that vLLM
 # reads.
@@ -213,8 +218,13 @@ def read_calls_alike(state: Any) -> None:
         if hasattr(handler, "chat_completion_full_generator"):
             whole = _chats(handler.chat_completion_full_generator)
             handler.chat_completion_full_generator = whole
-            stream = _streams(handler.chat_completion_stream_generator)
-            handler.chat_completion_stream_generator = stream
+            if hasattr(handler, CHAT_OBJECTS):
+                handler.chat_completion_stream_generator_raw = _streams(
+                    getattr(handler, CHAT_OBJECTS)
+                )
+            else:
+                stream = _streams(handler.chat_completion_stream_generator)
+                handler.chat_completion_stream_generator = stream
         if hasattr(handler, "_make_response_output_items"):
             handler._make_response_output_items = _responses(handler._make_response_output_items)
             events = _streamed_responses(handler._process_simple_streaming_events)
@@ -241,29 +251,46 @@ def _chats(method: Any) -> Any:
 
 
 def _streams(method: Any) -> Any:
-    def followed(request: Any, *more: Any, **named: Any) -> AsyncIterator[str]:
+    def followed(request: Any, *more: Any, **named: Any) -> AsyncIterator[Any]:
         """As vLLM's; it ends with "stop" where a stop text cut a call."""
-        events: AsyncIterator[str] = method(request, *more, **named)
+        events: AsyncIterator[Any] = method(request, *more, **named)
         return _stopped(events) if request.stop and _may_call(request) else events
 
     return followed
 
 
-async def _stopped(events: Any) -> AsyncIterator[str]:
+async def _stopped(events: Any) -> AsyncIterator[Any]:
+    """Yield events of a stream, or the objects that they are made of from 0.33 on."""
     calls: dict[int, dict[int, str]] = {}  # choice -> call -> its arguments
     async with contextlib.aclosing(events):
         async for event in events:
             is_cut = False
-            with contextlib.suppress(ValueError):  # of the last line, which is no JSON
-                for choice in json.loads(event.removeprefix("data: ")).get("choices", ()):
-                    known = calls.setdefault(choice["index"], {})
-                    for delta in choice["delta"].get("tool_calls") or ():
-                        more = (delta.get("function") or {}).get("arguments") or ""
-                        known[delta["index"]] = known.get(delta["index"], "") + more
-                    is_cut = isinstance(choice.get("stop_reason"), str) and not _are_complete(
-                        known.values()
-                    )
-            yield event.replace(_TOOL_CALLS, '"finish_reason":"stop"', 1) if is_cut else event
+            for choice in _choices(event):
+                known = calls.setdefault(choice["index"], {})
+                for delta in choice["delta"].get("tool_calls") or ():
+                    more = (delta.get("function") or {}).get("arguments") or ""
+                    known[delta["index"]] = known.get(delta["index"], "") + more
+                is_cut = isinstance(choice.get("stop_reason"), str) and not _are_complete(
+                    known.values()
+                )
+            yield _with_stop(event) if is_cut else event
+
+
+def _choices(event: Any) -> list[Any]:
+    if not isinstance(event, str):
+        return [choice.model_dump() for choice in getattr(event, "choices", ())]
+    with contextlib.suppress(ValueError):  # of the last line, which is no JSON
+        return list(json.loads(event.removeprefix("data: ")).get("choices", ()))
+    return []
+
+
+def _with_stop(event: Any) -> Any:
+    if isinstance(event, str):
+        return event.replace(_TOOL_CALLS, '"finish_reason":"stop"', 1)
+    for choice in event.choices:
+        if choice.finish_reason == "tool_calls":
+            choice.finish_reason = "stop"
+    return event
 
 
 def _responses(method: Any) -> Any:
