@@ -129,8 +129,8 @@ def start_vllm(
         tried(str(model.tokenizer), partial(cached_tokenizer_from_config, model))
         method = _choose_start_method(arguments, fork_server, is_cpu=is_cpu)
         own_length = config.model_config.max_model_len
-        helps = partial(smaller_cache, asked, folder.path / ERRORS)
-        setup = EngineSetup(read, config, profile, thread, is_cpu, parts, OomKills(helps=helps))
+        oom_kills = _oom_kills(asked, folder.path / ERRORS)
+        setup = EngineSetup(read, config, profile, thread, is_cpu, parts, oom_kills)
         with (
             _sockets_in(folder),
             noting_shared_memory(folder),
@@ -173,7 +173,7 @@ def starting(arguments: EngineArguments, error_file: Path | None = None) -> Iter
         if error_file is None:
             folder = prepared.enter_context(new_private_folder("lmi-vllm-start-"))
             error_file = folder.path / ERRORS
-        oom_kills = OomKills(helps=partial(smaller_cache, arguments, error_file))
+        oom_kills = _oom_kills(arguments, error_file)
         prepared.enter_context(_engine_environment(error_file, is_cpu=is_cpu))
         prepared.enter_context(compiled_code)
         prepared.enter_context(apply(Scope.ENGINE))
@@ -184,6 +184,11 @@ def starting(arguments: EngineArguments, error_file: Path | None = None) -> Iter
         except Exception as error:
             cause, cache = read_root_cause(error_file), CacheSize.read(error_file)
             raise start_error_of(error, cause, arguments, oom_kills, os.environ, cache) from error
+
+
+def _oom_kills(arguments: EngineArguments, error_file: Path) -> OomKills:
+    """Count from now on; what helps depends on the size of the cache, which is known later."""
+    return OomKills(helps=lambda: smaller_cache(arguments, error_file))
 
 
 def _front_end_beside(config: Any) -> contextlib.AbstractContextManager[None]:
