@@ -8,6 +8,7 @@ from typing import Final
 from lmi_vllm.host_memory import container_memory
 
 ENGINE_DIED: Final = "the engine process died"
+FORK_SERVER_ENDED: Final = "the fork server ended, and the engine with it"
 # Files of control groups, versions 2 and 1, with a line `oom_kill COUNT` (Linux 4.13 and later).
 _COUNTERS: Final = ("memory.events", "memory/memory.oom_control")
 _GIB: Final = 1 << 30

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from lmi_vllm.engine.deaths import ENGINE_DIED, OomKills, ended_so
+from lmi_vllm.engine.deaths import ENGINE_DIED, FORK_SERVER_ENDED, OomKills, ended_so
 from lmi_vllm.engine.vllm.processes import read_last_cause, read_worker_end, worker_ends
 from lmi_vllm.engine.vllm.workarounds.engine_context import ForkServerChild
 from lmi_vllm.private_folders import SHARED_MEMORY, PrivateFolder
@@ -80,7 +80,7 @@ class EngineProcesses:
     async def reason(self) -> str:
         """Return what has ended, and how, once the engine has died."""
         if await self._has_lost_its_fork_server():
-            return "the fork server ended, and the engine with it"
+            return FORK_SERVER_ENDED
         if not self._ended_worker:
             return await self._reason_of_a_core()
         deadline = time.monotonic() + _TOLD_SECONDS

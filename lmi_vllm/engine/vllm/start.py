@@ -129,7 +129,7 @@ def start_vllm(
         tried(str(model.tokenizer), partial(cached_tokenizer_from_config, model))
         method = _choose_start_method(arguments, fork_server, is_cpu=is_cpu)
         own_length = config.model_config.max_model_len
-        oom_kills = _oom_kills(asked, folder.path / ERRORS)
+        oom_kills = _oom_kills(asked, folder.path / ERRORS, is_cpu=is_cpu)
         setup = EngineSetup(read, config, profile, thread, is_cpu, parts, oom_kills)
         with (
             _sockets_in(folder),
@@ -173,7 +173,7 @@ def starting(arguments: EngineArguments, error_file: Path | None = None) -> Iter
         if error_file is None:
             folder = prepared.enter_context(new_private_folder("lmi-vllm-start-"))
             error_file = folder.path / ERRORS
-        oom_kills = _oom_kills(arguments, error_file)
+        oom_kills = _oom_kills(arguments, error_file, is_cpu=is_cpu)
         prepared.enter_context(_engine_environment(error_file, is_cpu=is_cpu))
         prepared.enter_context(compiled_code)
         prepared.enter_context(apply(Scope.ENGINE))
@@ -186,9 +186,9 @@ def starting(arguments: EngineArguments, error_file: Path | None = None) -> Iter
             raise start_error_of(error, cause, arguments, oom_kills, os.environ, cache) from error
 
 
-def _oom_kills(arguments: EngineArguments, error_file: Path) -> OomKills:
+def _oom_kills(arguments: EngineArguments, error_file: Path, *, is_cpu: bool) -> OomKills:
     """Count from now on; what helps depends on the size of the cache, which is known later."""
-    return OomKills(helps=lambda: smaller_cache(arguments, error_file))
+    return OomKills(helps=lambda: smaller_cache(arguments, error_file) if is_cpu else "")
 
 
 def _front_end_beside(config: Any) -> contextlib.AbstractContextManager[None]:

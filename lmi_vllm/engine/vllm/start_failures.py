@@ -90,9 +90,13 @@ def start_error_of(
 
 
 def smaller_cache(arguments: EngineArguments, error_file: Path) -> str:
-    """Return how to make the KV cache of an engine on a CPU smaller; empty if it has none yet."""
+    """Return how to make the KV cache of an engine on a CPU smaller, or what it has before that.
+
+    Empty where nothing is known that helps.
+    """
     if (cache := CacheSize.read(error_file)) is None:
-        return ""
+        slots = [_shown(name, arguments) for name in ("max_loras", "max_lora_rank")]
+        return f"lower {' or '.join(slots)}" if arguments.values.get("enable_lora") else ""
     if arguments.values.get(_SIZE) is not None:
         return f"lower {_shown(_SIZE, arguments)}"
     if arguments.values.get(_SHARE) is not None:

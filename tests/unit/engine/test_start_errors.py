@@ -1,5 +1,6 @@
 """Failed starts of an engine: for lack of memory, or for another reason."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -225,6 +226,9 @@ def test_what_helps_against_the_oom_killer(
     origin = Origin(OriginKind.FLAG, "--flag")
     arguments = EngineArguments(values, dict.fromkeys(values, origin))
     assert smaller_cache(arguments, errors) == ""
+    with_slots = replace(arguments, values={"enable_lora": True, "max_loras": 4})
+    slots = "lower max_loras (4 from default) or max_lora_rank"
+    assert smaller_cache(with_slots, errors) == slots
     monkeypatch.delenv(ERROR_FILE_VARIABLE, raising=False)
     CacheSize(1234, 9).note()
     assert smaller_cache(arguments, errors) == ""

@@ -20,9 +20,9 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from lmi_vllm.engine.vllm.cpu import (
-    base_rows,
     compilation,
     drafted_sampling,
+    lora_parts,
     prompt_logprobs,
     scored_tokens,
     shared_memory,
@@ -83,7 +83,7 @@ class Workaround:
 WORKAROUNDS: Final = (
     Workaround(
         "vllm.lora.punica_wrapper.punica_cpu:PunicaWrapperCPU",
-        base_rows.skipping_base_rows,
+        lora_parts.guarded,
         Scope.LORA_WORKER,
         is_required=True,
     ),

@@ -24,11 +24,16 @@ from contextvars import ContextVar
 from multiprocessing.connection import wait as ready_of
 from typing import Any, Final
 
+from lmi_vllm.engine.deaths import FORK_SERVER_ENDED
+from lmi_vllm.engine.vllm.workarounds.engine_context import ForkServerChild
+from lmi_vllm.errors import EngineStartError
+
 _LOOK_SECONDS: Final = 0.05
 _END_SECONDS: Final = 1.0  # from the end of a pipe to that of its process
 _POLL_SECONDS: Final = 0.01
 # What vLLM says where it sees the end itself, and what a start says of it (start_failures.py).
 _LOST: Final = "Failed core proc(s)"
+_UNKNOWN_CODE: Final = 255  # multiprocessing's, of a process whose fork server has ended
 _NO_ENGINE: Final = b"lost"  # those of vLLM have two bytes
 
 _WATCH: ContextVar["CoreWatch | None"] = ContextVar("watch of a start", default=None)
@@ -51,6 +56,7 @@ class CoreWatch:
 
     Raises:
         RuntimeError: (at its end) the start failed for a core that ended; the text has the codes.
+        EngineStartError: (at its end) the fork server ended, and its cores with it.
     """
 
     def __init__(self, send: Callable[[str], None] | None = None) -> None:
@@ -83,6 +89,10 @@ class CoreWatch:
         if isinstance(error, Exception):
             if _LOST in str(error):  # vLLM was first
                 self._look(0.0)
+            if _UNKNOWN_CODE in self._lost.values() and any(
+                isinstance(core, ForkServerChild) for core in self._cores
+            ):
+                raise EngineStartError(f"the engine did not start: {FORK_SERVER_ENDED}") from error
             if self._lost:
                 raise RuntimeError(f"{_LOST}: {self._lost}") from error
 
