@@ -3,7 +3,6 @@
 import json
 import socket
 import time
-from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
@@ -74,7 +73,7 @@ def test_lora_of_experts_on_a_cpu_is_refused_before_the_fetch(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By `explain` and by the plan of a start; not for GPUs, and not for another build."""
-    monkeypatch.setattr("lmi_vllm.checks.model.version", lambda _: "0.32.0")
+    monkeypatch.setattr("lmi_vllm.checks.model.is_cpu_build", lambda: True)
     with on_a_hub(MIXTURE) as (environ, asked):
         lora = environ | {"OPTION_ENABLE_LORA": "true", "CUDA_VISIBLE_DEVICES": ""}
         (error,) = explained(lora, capsys, "--gpus", "0")["errors"]
@@ -83,10 +82,6 @@ def test_lora_of_experts_on_a_cpu_is_refused_before_the_fetch(
             planned(lora)
         assert explained(lora, capsys)["errors"] == []
         assert explained(environ, capsys, "--gpus", "0")["errors"] == []
-        monkeypatch.setattr("lmi_vllm.checks.model.version", _not_installed)
+        monkeypatch.setattr("lmi_vllm.checks.model.is_cpu_build", lambda: False)
         assert explained(lora, capsys, "--gpus", "0")["errors"] == []
     assert not set(asked) & set(PICKLES)
-
-
-def _not_installed(name: str) -> str:
-    raise PackageNotFoundError(name)
