@@ -17,7 +17,7 @@ from integration.bench.results import Result
 BENCHMARKS: Final = (
     "startup", "tokens", "direct", "serving", "requests", "bridge", "front_ends",
     "front_ends_start", "growth", "overload", "fetch", "idle_sleep",
-    "cold_weights",
+    "cold_weights", "lora_step",
 )  # fmt: skip
 DEFAULT_OUT: Final = "bench-report"
 

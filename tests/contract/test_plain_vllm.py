@@ -27,8 +27,10 @@ from lmi_vllm.engine.base import Engine
 from lmi_vllm.engine.vllm import workarounds
 from lmi_vllm.engine.vllm.cpu.shared_memory import removed_once_joined
 from lmi_vllm.engine.vllm.workarounds import unsent_media
+from lmi_vllm.engine.vllm.workarounds.engine_context import ForkServerChild
 from lmi_vllm.engine.vllm.workarounds.lost_cores import CoreWatch
 from lmi_vllm.engine.vllm.workarounds.media_places import name_missing_places
+from lmi_vllm.errors import EngineStartError
 from lmi_vllm.messages import MediaPolicy
 from tests.contract.conftest import LoopThread, start_demo_engine
 
@@ -474,6 +476,22 @@ def test_how_the_first_core_ended_is_said(error: str) -> None:
         see_with(*cores, make=lambda: fail("Failed core proc(s): {}"))
     for one in (process, other):
         one.join()
+
+
+class OfAForkServer(ForkServerChild):
+    """A core whose fork server has ended: what multiprocessing knows of it then."""
+
+    pid, exitcode, sentinel = 1, 255, 0
+
+
+def test_end_of_the_fork_server_is_said() -> None:
+    """It is no exit code of the core, which ends with it."""
+    reader, writer = multiprocessing.Pipe(duplex=False)
+    writer.close()
+    core = OfAForkServer(name="EngineCore")
+    core.sentinel = reader.fileno()
+    with pytest.raises(EngineStartError, match="the fork server ended, and the engine with it"):
+        see_with(core, make=lambda: fail("Failed core proc(s): {}"))
 
 
 def test_plain_vllm_does_not_say_how_a_process_ended() -> None:
