@@ -309,6 +309,23 @@ def test_sessions_deferred_answers_and_levels_are_shared(two: RunningServer) -> 
     assert ask(two.url, one, "/server/logging?level=info", method="POST").status == 200
 
 
+def test_pause_of_the_whole_server_ends_nothing(two: RunningServer) -> None:
+    """`docker pause` stops every process: none of them hangs, and streams go on."""
+    pids = front_ends(two.process)
+    opened = [stream(two.url, pid, LONG) for pid in pids]
+    stopped = [psutil.Process(two.process.process.pid), *two.process.children()]
+    for process in stopped:
+        process.suspend()
+    time.sleep(LIVENESS_SECONDS + 2)
+    for process in stopped:
+        process.resume()
+    for connection, response in opened:
+        assert b"generated_text" in response.read()
+        connection.close()
+    assert front_ends(two.process) == pids
+    assert "hangs" not in two.process.stderr
+
+
 def test_process_that_dies_is_replaced(two: RunningServer) -> None:
     """The first goes on answering; its place is taken, and nothing that was counted is lost."""
     first, second = front_ends(two.process)
@@ -441,23 +458,6 @@ def test_the_death_of_the_engine_reaches_both(server_process: StartServer) -> No
     assert last_code(opened) == 500
     assert server.wait_exit(30) == 1
     assert server.stderr.splitlines()[-1] == f"lmi-vllm: error: {reason}"
-
-
-def test_pause_of_the_whole_server_ends_nothing(two: RunningServer) -> None:
-    """`docker pause` stops every process: none of them hangs, and streams go on."""
-    pids = front_ends(two.process)
-    opened = [stream(two.url, pid, LONG) for pid in pids]
-    stopped = [psutil.Process(two.process.process.pid), *two.process.children()]
-    for process in stopped:
-        process.suspend()
-    time.sleep(LIVENESS_SECONDS + 2)
-    for process in stopped:
-        process.resume()
-    for connection, response in opened:
-        assert b"generated_text" in response.read()
-        connection.close()
-    assert front_ends(two.process) == pids
-    assert "hangs" not in two.process.stderr
 
 
 def test_front_ends_end_with_the_first_process(server_process: StartServer) -> None:
