@@ -52,11 +52,7 @@ from lmi_vllm.engine.vllm.start_failures import (
     start_error_of,
     with_argument,
 )
-from lmi_vllm.engine.vllm.start_method import (
-    can_become_unfit,
-    why_spawned,
-    why_unfit,
-)
+from lmi_vllm.engine.vllm.start_method import can_become_unfit, why_spawned, why_unfit
 from lmi_vllm.engine.vllm.tokenizer_trial import tried
 from lmi_vllm.engine.vllm.workarounds import Scope, apply
 from lmi_vllm.engine.vllm.workarounds.engine_context import without_forced_spawn

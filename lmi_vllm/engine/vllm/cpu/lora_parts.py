@@ -65,9 +65,11 @@ def _in_parts(whole: Callable[..., None], by_token: Callable[..., None]) -> Call
         if is_small or (self.is_prefill and self.no_lora):
             whole(self, output, inputs, weights, *more)
             return
-        for begin in range(0, len(inputs), tokens):
-            self.part = slice(begin, begin + tokens)
-            by_token(self, output[self.part], inputs[self.part], weights, *more)
-        self.part = None
+        try:
+            for begin in range(0, len(inputs), tokens):
+                self.part = slice(begin, begin + tokens)
+                by_token(self, output[self.part], inputs[self.part], weights, *more)
+        finally:  # the slots of a later step must not be those of this part
+            self.part = None
 
     return compute

@@ -19,7 +19,7 @@ import contextlib
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextvars import ContextVar
 from multiprocessing.connection import wait as ready_of
 from typing import Any, Final
@@ -59,9 +59,7 @@ class CoreWatch:
         EngineStartError: (at its end) the fork server ended, and its cores with it.
     """
 
-    def __init__(self, send: Callable[[str], None] | None = None) -> None:
-        """Take what sends a message to the address of a client; ZeroMQ does by default."""
-        self._send = send or end_waiting
+    def __init__(self) -> None:
         self._cores: Sequence[Any] = ()
         self._address = ""
         self._over = threading.Event()
@@ -104,7 +102,7 @@ class CoreWatch:
                 break
         while self._lost and not self._over.is_set():
             if self._address:
-                self._send(self._address)
+                end_waiting(self._address)
                 return
             self._over.wait(_LOOK_SECONDS)
 
